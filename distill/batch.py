@@ -1,0 +1,202 @@
+"""Rollouts become one padded batch of tensors, and micro-batches cut from it.
+
+Letters: B rows, T padded tokens, N trained tokens of the step (row-major), K candidates.
+Rows are padded on the right. Every per-token tensor has the shape and alignment of `input_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import torch
+from torch import Tensor
+
+from distill.divergence import Distribution
+from distill.errors import AlignmentError, DataError
+from distill.types import Rollout, Scores
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenScores:
+    """`Scores` of a whole batch as tensors."""
+
+    logprobs: Tensor  # [B, T] float32, 0 outside the mask
+    entropy: Tensor | None = None  # [B, T]
+
+    def rows(self, index: Tensor, width: int) -> TokenScores:
+        return TokenScores(
+            logprobs=self.logprobs[index, :width],
+            entropy=None if self.entropy is None else self.entropy[index, :width],
+        )
+
+
+Target = TokenScores | Distribution
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """The rows of one optimizer step, or of one micro-batch of it."""
+
+    input_ids: Tensor  # [B, T] int64
+    attention_mask: Tensor  # [B, T] bool
+    completion_mask: Tensor  # [B, T] bool, the trained tokens
+    sampler_logprobs: Tensor  # [B, T] float32, the engine's
+    behaviour_logprobs: Tensor | None = None  # [B, T] the trainer's before the first update
+    advantages: Tensor | None = None  # [B, T] float32
+    rewards: Tensor  # [B] float32, nan where a row has none
+    row_group: Tensor  # [B] int64
+    row_traj: Tensor  # [B] int64
+    row_step: Tensor  # [B] int64
+    row_domain: Tensor  # [B] int64, index into `domains`
+    row_offset: Tensor  # [B] int64, number of trained tokens of the step before this row
+    domains: tuple[str, ...] = ()
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, T] float32
+
+    @property
+    def labels(self) -> Tensor:
+        """`input_ids` with -100 outside the trained tokens, as Hugging Face losses want it."""
+        return self.input_ids.masked_fill(~self.completion_mask, -100)
+
+    @property
+    def num_rows(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Trained tokens."""
+        return int(self.completion_mask.sum())
+
+    def flat_rows(self) -> Tensor:
+        """Number of each trained token in the whole step: [N of this batch] int64."""
+        rank = self.completion_mask.cumsum(1) - 1 + self.row_offset[:, None]
+        return rank[self.completion_mask]
+
+    def check(self) -> Batch:
+        """Raise AlignmentError unless every tensor has its shape."""
+        shape = self.input_ids.shape
+        for name in ("attention_mask", "completion_mask", "sampler_logprobs"):
+            found = getattr(self, name).shape
+            if found != shape:
+                raise AlignmentError(f"{name} must be {tuple(shape)}, got {tuple(found)}")
+        if bool((self.completion_mask & ~self.attention_mask).any()):
+            raise AlignmentError("a padding position is marked as trained")
+        if not bool(torch.isfinite(self.sampler_logprobs[self.completion_mask]).all()):
+            raise AlignmentError("a sampler log-probability of a trained token is not finite")
+        return self
+
+    def select(self, index: Tensor) -> Batch:
+        """The given rows, cut to the longest of them."""
+        width = int(self.attention_mask[index].any(0).nonzero().max()) + 1 if len(index) else 1
+        changes: dict[str, object] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Tensor):
+                changes[entry.name] = value[index, :width] if value.dim() > 1 else value[index]
+        changes["weights"] = {name: w[index, :width] for name, w in self.weights.items()}
+        changes["targets"] = {
+            role: target.rows(index, width) if isinstance(target, TokenScores) else target
+            for role, target in self.targets.items()
+        }
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def collate(
+    rollouts: Sequence[Rollout],
+    targets: Mapping[str, Sequence[Scores] | Distribution] | None = None,
+    *,
+    pad_id: int = 0,
+) -> Batch:
+    """Pad rollouts on the right and attach the scores of each role.
+
+    Raises DataError for an empty list and AlignmentError when scores do not match the rows.
+    """
+    if not rollouts:
+        raise DataError("collate needs at least one rollout, got none")
+    width = max(len(r.token_ids) for r in rollouts)
+    shape = (len(rollouts), width)
+    ids = torch.full(shape, pad_id, dtype=torch.long)
+    attention = torch.zeros(shape, dtype=torch.bool)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    sampler = torch.zeros(shape)
+    for row, rollout in enumerate(rollouts):
+        length = len(rollout.token_ids)
+        ids[row, :length] = torch.tensor(rollout.token_ids)
+        attention[row, :length] = True
+        mask[row, :length] = torch.tensor(rollout.completion_mask)
+        sampler[row, :length] = torch.tensor(rollout.logprobs)
+    counts = mask.sum(1)
+    domains = tuple(sorted({r.domain for r in rollouts}))
+    number = {name: i for i, name in enumerate(domains)}
+    batch = Batch(
+        input_ids=ids,
+        attention_mask=attention,
+        completion_mask=mask,
+        sampler_logprobs=sampler.masked_fill(~mask, 0.0),
+        rewards=torch.tensor([float("nan") if r.reward is None else r.reward for r in rollouts]),
+        row_group=_number([r.group_id for r in rollouts]),
+        row_traj=_number([r.traj_id for r in rollouts]),
+        row_step=torch.tensor([r.step for r in rollouts]),
+        row_domain=torch.tensor([number[r.domain] for r in rollouts]),
+        row_offset=counts.cumsum(0) - counts,
+        domains=domains,
+    ).check()
+    attached: dict[str, Target] = {}
+    for role, given in (targets or {}).items():
+        attached[role] = token_scores(given, mask, role) if isinstance(given, Sequence) else given
+    return replace(batch, targets=attached)
+
+
+def token_scores(scores: Sequence[Scores], mask: Tensor, role: str) -> TokenScores:
+    """Scores of the rows that have trained tokens, placed at those of `mask` [B, T]."""
+    counts = [int(n) for n in mask.sum(1) if n > 0]
+    found = [len(s.logprobs) for s in scores if s.logprobs]
+    if found != counts:
+        raise AlignmentError(
+            f"{role} scores must cover {counts[:8]} trained tokens per row, got {found[:8]}"
+        )
+    flat = torch.tensor([x for s in scores for x in s.logprobs], dtype=torch.float32)
+    if not bool(torch.isfinite(flat).all()):
+        bad = int((~torch.isfinite(flat)).sum())
+        raise AlignmentError(
+            f"{bad} of {flat.numel()} {role} log-probabilities are not finite; "
+            "a score must be a finite number of nats for every trained token"
+        )
+    entropy = None
+    if scores and all(s.entropy is not None for s in scores):
+        entropy = _place(torch.tensor([x for s in scores for x in s.entropy or ()]), mask)
+    return TokenScores(logprobs=_place(flat, mask), entropy=entropy)
+
+
+def micro_batches(batch: Batch, max_tokens: int) -> Iterator[Batch]:
+    """Length-sorted cuts whose padded size stays within `max_tokens` (0 = the whole batch).
+
+    Rows without a trained token are left out: they add nothing to any sum.
+    """
+    lengths = batch.attention_mask.sum(1)
+    lengths = lengths.masked_fill(~batch.completion_mask.any(1), 0)
+    order = [int(i) for i in lengths.argsort(stable=True) if int(lengths[i]) > 0]
+    if max_tokens <= 0:
+        if order:
+            yield batch.select(torch.tensor(sorted(order)))
+        return
+    cut: list[int] = []
+    for row in order:
+        if cut and (len(cut) + 1) * int(lengths[row]) > max_tokens:
+            yield batch.select(torch.tensor(cut))
+            cut = []
+        cut.append(row)
+    if cut:
+        yield batch.select(torch.tensor(cut))
+
+
+def _number(names: Sequence[str]) -> Tensor:
+    seen: dict[str, int] = {}
+    return torch.tensor([seen.setdefault(name, len(seen)) for name in names])
+
+
+def _place(flat: Tensor, mask: Tensor) -> Tensor:
+    out = torch.zeros(mask.shape, dtype=torch.float32)
+    out[mask] = flat.float()
+    return out

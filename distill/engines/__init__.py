@@ -1,0 +1,1 @@
+"""Rollout engines: `hf` is the exact reference in this process, `scripted` the fake for tests."""

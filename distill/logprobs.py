@@ -1,0 +1,124 @@
+"""The only causal shift, and the chunked output head.
+
+A causal model's hidden state at position t-1 predicts the token at position t. Every per-token
+array of this package is aligned with `input_ids` instead, so the shift happens here and nowhere
+else: `predictor_rows` picks the hidden states that predict the trained tokens, `scatter` puts
+their values back at the tokens they describe.
+
+Never a [tokens x vocabulary] tensor for the whole batch: the head runs in chunks over trained
+positions only, in float32, whatever the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from distill.errors import AlignmentError
+
+CHUNK_ELEMENTS = 2**24
+"""Logits of one chunk, in elements (64 MiB in float32)."""
+
+
+def predictor_rows(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Hidden states that predict the masked tokens, row-major.
+
+    hidden [B, T, d], mask [B, T] bool -> [N, d], N = mask.sum(). Position 0 has no predictor.
+    """
+    if bool(mask[:, 0].any()):
+        raise AlignmentError(
+            "position 0 of a row is marked as trained, but nothing precedes it; "
+            "a prompt must have at least one token"
+        )
+    return hidden[:, :-1][mask[:, 1:]]
+
+
+def is_right_padded(attention_mask: Tensor) -> bool:
+    """Whether no row has padding before one of its tokens: [B, T] bool -> bool."""
+    return not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())
+
+
+def scatter(values: Tensor, mask: Tensor) -> Tensor:
+    """Values of the masked tokens back at their places: [N, ...] -> [B, T, ...], 0 elsewhere."""
+    out = values.new_zeros(*mask.shape, *values.shape[1:])
+    return out.masked_scatter(mask.view(*mask.shape, *[1] * (values.dim() - 1)), values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """An output head: hidden states to float32 logits.
+
+    Covers tied, untied and biased heads, a logit scale, a soft cap, and the sampling temperature
+    that the log-probabilities refer to.
+    """
+
+    weight: Tensor  # [V, d]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0
+    soft_cap: float | None = None
+    temperature: float = 1.0
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0]
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """rows [n, d] -> [n, V] float32."""
+        out = torch.nn.functional.linear(rows, self.weight, self.bias).float()
+        if self.scale != 1.0:
+            out = out * self.scale
+        if self.soft_cap is not None:
+            out = torch.tanh(out / self.soft_cap) * self.soft_cap
+        if self.temperature != 1.0:
+            out = out / self.temperature
+        return out
+
+    def log_probs(self, rows: Tensor) -> Tensor:
+        """rows [n, d] -> [n, V] float32 log-probabilities."""
+        return torch.log_softmax(self.logits(rows), dim=-1)
+
+
+def token_entropy(log_probs: Tensor) -> Tensor:
+    """Entropy in nats of each distribution: [n, V] -> [n]."""
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def gather_tokens(log_probs: Tensor, token_ids: Tensor) -> Tensor:
+    """log_probs [n, V], token_ids [n] -> [n]; or token_ids [n, K] -> [n, K]."""
+    if token_ids.dim() == 1:
+        return log_probs.gather(-1, token_ids[:, None])[:, 0]
+    return log_probs.gather(-1, token_ids)
+
+
+def chunk_bounds(num_rows: int, vocab_size: int) -> list[tuple[int, int]]:
+    """Consecutive [start, stop) ranges whose logits stay below CHUNK_ELEMENTS."""
+    size = max(1, CHUNK_ELEMENTS // max(1, vocab_size))
+    return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)] or [(0, 0)]
+
+
+def run_in_chunks(
+    rows: Tensor,
+    vocab_size: int,
+    compute: Callable[[Tensor, int, int], Sequence[Tensor]],
+) -> list[Tensor]:
+    """Apply `compute(rows[a:b], a, b)` chunk by chunk and join its outputs along dim 0.
+
+    With one chunk this is a plain call. With several, each chunk is recomputed in the backward
+    pass, so that memory holds the logits of one chunk only.
+    """
+    bounds = chunk_bounds(rows.shape[0], vocab_size)
+    recompute = len(bounds) > 1 and torch.is_grad_enabled() and rows.requires_grad
+    parts: list[Sequence[Tensor]] = []
+    for start, stop in bounds:
+        piece = rows[start:stop]
+        if recompute:
+            parts.append(checkpoint(compute, piece, start, stop, use_reentrant=False))
+        else:
+            parts.append(compute(piece, start, stop))
+    if len(parts) == 1:
+        return list(parts[0])
+    return [torch.cat(columns) for columns in zip(*parts, strict=True)]

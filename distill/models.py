@@ -1,0 +1,199 @@
+"""Models and tokenizers: made from a configuration, loaded from a directory, saved to one.
+
+Every saved directory is an ordinary Hugging Face one (full weights with their tokenizer, or a PEFT
+adapter), so that any other program can serve what a night made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from distill.errors import CheckpointError, ConfigError
+from distill.policy import AdapterSpec, Policy
+from distill.rundir import digest_file
+from distill.sections import ModelBuild
+from distill.types import CheckpointRef
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+FULL_WEIGHTS = "model.safetensors"
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+def char_tokenizer(alphabet: str) -> Any:
+    """A tokenizer with one id per character: id 0 pads, id 1 ends a reply, id 2 is unknown."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    if len(set(alphabet)) != len(alphabet) or len(alphabet) < 3:
+        raise ConfigError("an alphabet needs at least three different characters")
+    core = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[], unk_token=alphabet[2])
+    )
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=alphabet[0],
+        eos_token=alphabet[1],
+        unk_token=alphabet[2],
+        chat_template=PLAIN_TEMPLATE,
+    )
+
+
+def build_model(build: ModelBuild, tokenizer: Any, *, seed: int) -> Any:
+    """A freshly initialised causal language model; equal arguments give equal weights."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    vocab = -(-len(tokenizer) // 16) * 16
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=build.hidden_size,
+        intermediate_size=build.intermediate_size,
+        num_hidden_layers=build.num_layers,
+        num_attention_heads=build.num_heads,
+        num_key_value_heads=build.num_kv_heads,
+        head_dim=build.head_dim,
+        max_position_embeddings=build.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": build.rope_theta},
+        tie_word_embeddings=build.tie_embeddings,
+        initializer_range=build.initializer_range,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen3ForCausalLM(config)
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the tokenizer of {path} cannot be loaded: {_line(error)}") from error
+
+
+def load_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = False) -> Any:
+    """A causal language model from a checked local directory."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the model in {path} cannot be loaded: {_line(error)}; restore or re-download it"
+        ) from error
+
+
+def new_adapter(model: Any, spec: AdapterSpec, *, seed: int) -> Any:
+    """Wrap a model with a fresh trainable adapter (float32 weights)."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=spec.target_modules,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def load_adapter(model: Any, path: Path, *, trainable: bool = True) -> Any:
+    """Wrap a model with a saved adapter."""
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"{path} holds no {ADAPTER_WEIGHTS}; give the folder of an adapter")
+    try:
+        return PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the adapter in {path} cannot be loaded: {_line(error)}") from error
+
+
+def save_weights(policy: Policy, tokenizer: Any, folder: Path) -> None:
+    """Write the student's weights: a full model with its tokenizer, or a PEFT adapter."""
+    if policy.kind == "adapter":
+        policy.model.save_pretrained(
+            str(folder), selected_adapters=["default"], save_embedding_layers=False
+        )
+    else:
+        policy.model.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
+
+
+def load_trained_weights(policy: Policy, folder: Path) -> None:
+    """Put the weights of a checkpoint into the live student, in place."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = weights_file(folder)
+    try:
+        tensors = load_file(str(path))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {_line(error)}") from error
+    if policy.kind == "adapter":
+        from peft import set_peft_model_state_dict
+
+        result = set_peft_model_state_dict(policy.model, tensors)
+        unexpected = list(result.unexpected_keys)
+    else:
+        # A tied head is stored once, under the name of the embedding.
+        unexpected = list(policy.model.load_state_dict(tensors, strict=False).unexpected_keys)
+    if unexpected:
+        raise CheckpointError(
+            f"{path} holds {len(unexpected)} tensors that this model does not have (first: "
+            f"{unexpected[0]}); it belongs to another model"
+        )
+
+
+def weights_file(folder: Path) -> Path:
+    """The file with the trained weights of a saved folder."""
+    for name in (ADAPTER_WEIGHTS, FULL_WEIGHTS):
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(
+        f"{folder} holds neither {ADAPTER_WEIGHTS} nor {FULL_WEIGHTS}; give the folder of saved "
+        "weights"
+    )
+
+
+def checkpoint_ref(
+    folder: Path, *, base: str, step: int = 0, policy_version: int = 0
+) -> CheckpointRef:
+    """Describe a folder of saved weights; the digest is that of its weights file."""
+    path = weights_file(folder)
+    kind: Literal["adapter", "full"] = "adapter" if path.name == ADAPTER_WEIGHTS else "full"
+    return CheckpointRef(
+        path=folder,
+        step=step,
+        policy_version=policy_version,
+        base=base,
+        kind=kind,
+        digest=digest_file(path),
+    )
+
+
+def eos_token_ids(model: Any) -> Sequence[int]:
+    """Every id that the model's generation settings or config name as an end."""
+    found: list[int] = []
+    for source in (getattr(model, "generation_config", None), model.config):
+        value = getattr(source, "eos_token_id", None)
+        if value is not None:
+            found += value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(found))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

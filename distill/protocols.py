@@ -1,0 +1,103 @@
+"""The seams. Synchronous and batch-first; each has one contract test and a scripted fake.
+
+`Objective` lives with its tensors in `distill.objectives.base`, `Distribution` in
+`distill.divergence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from distill.types import (
+    CheckpointRef,
+    Completion,
+    EvalReport,
+    Message,
+    Reward,
+    Rollout,
+    Sampling,
+    ScoreRequest,
+    Scores,
+    Split,
+    Task,
+    TeacherView,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from distill.divergence import Distribution
+
+
+class RolloutEngine(Protocol):
+    """Samples from the student. After `load` the `policy_version` has moved."""
+
+    policy_version: int
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[Completion]]: ...  # [P][G]
+
+    def load(self, checkpoint: CheckpointRef) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Teacher(Protocol):
+    """Scores the student's tokens. `capabilities` is a subset of
+    {"logprobs", "candidates", "own_top_k", "distribution", "entropy"}."""
+
+    name: str
+    capabilities: frozenset[str]
+
+    def score(self, views: Sequence[TeacherView], want: ScoreRequest) -> list[Scores]: ...
+
+    def distribution(self, views: Sequence[TeacherView]) -> Distribution: ...
+
+
+class View(Protocol):
+    """Builds what the teacher reads. Sees the whole step; None drops the row (counted)."""
+
+    kind: str
+
+    def build(
+        self, rollouts: Sequence[Rollout], contexts: Mapping[str, str]
+    ) -> list[TeacherView | None]: ...
+
+
+class Episode(Protocol):
+    """One attempt at one task. Single use: made, run once, dropped."""
+
+    def reply(self, text: str) -> Turn: ...
+
+    def reward(self) -> Reward: ...
+
+
+class Env(Protocol):
+    """A source of tasks and episodes. `tasks` may be lazy; equal arguments give equal tasks."""
+
+    name: str
+
+    def tasks(self, split: Split) -> Sequence[Task]: ...
+
+    def start(self, task: Task) -> Episode: ...
+
+
+class Evaluator(Protocol):
+    def __call__(self, engine: RolloutEngine, checkpoint: CheckpointRef) -> EvalReport: ...
+
+
+class Tracker(Protocol):
+    """Receives numbers. `log` must not raise: a tracker never stops a night."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TextModel(Protocol):
+    """A model that only speaks text: black-box teachers, analysts, judges."""
+
+    def complete(
+        self, prompts: Sequence[Sequence[Message]], n: int, sampling: Sampling
+    ) -> list[list[str]]: ...  # [P][n], exactly n each

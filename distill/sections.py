@@ -1,0 +1,209 @@
+"""The sections of a configuration file, one dataclass each. Every default lives here and only here.
+
+A `Named` section chooses an implementation by name; its options are checked against that class's
+fields where objects are built. The other sections are complete here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def within(default: Any, low: float | None = None, high: float | None = None) -> Any:
+    """A field whose value, or whose every entry, must lie in [low, high]."""
+    limits = {"low": low, "high": high}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: dict(default), metadata=limits)
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """An implementation and its options, as written."""
+
+    name: str = ""
+    """A name of the table, or `my_pkg.module:attr` for one's own; empty means none."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of the section."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSection:
+    preset: str = "run"
+    """First part of the name of the run directory."""
+    seed: int = within(0, 0)
+    """Every random draw is derived from it."""
+    home: str = "."
+    """Folder that holds `runs/`, `registry/` and `cache/`; relative to the working directory."""
+    threads: int = within(0, 0)
+    """CPU threads for tensor work; 0 keeps the library's default."""
+    orchestrator: Literal["prefect", "none"] = "prefect"
+    """Who runs the stages: a Prefect flow with a temporary local server, or a plain loop."""
+    max_error_share: float = within(0.2, 0.0, 1.0)
+    """A step stops the night when a larger share of its episodes failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelBuild:
+    """A model made from a configuration instead of being loaded. Sizes count units."""
+
+    architecture: Literal["qwen3"] = "qwen3"
+    tokenizer: Literal["world"] = "world"
+    hidden_size: int = within(64, 1)
+    num_layers: int = within(2, 1)
+    num_heads: int = within(2, 1)
+    num_kv_heads: int = within(1, 1)
+    head_dim: int = within(32, 2)
+    intermediate_size: int = within(128, 1)
+    max_positions: int = within(256, 8)
+    rope_theta: float = within(1000.0, 1.0)
+    tie_embeddings: bool = True
+    initializer_range: float = within(0.02, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSection:
+    name: str = "model"
+    """Name in the registry: the champion of this name is continued and replaced."""
+    path: str = ""
+    """A Hugging Face name, a directory, `package:smollm2`, or `stage:NAME` for the weights that
+    an earlier stage made. Empty: the model is made from `build`."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face name."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    kind: Literal["full", "adapter"] = "full"
+    """Train all weights, or a LoRA adapter over frozen ones."""
+    rank: int = within(32, 1)
+    alpha: int = within(64, 1)
+    target_modules: str = "all-linear"
+    """Which layers carry the adapter: `all-linear`, or a regular expression of module names."""
+    trust_remote_code: bool = False
+    max_length: int = within(2048, 8)
+    """Longest prompt plus reply in tokens; a longer prompt is an error, never cut."""
+    stop: tuple[str, ...] = ()
+    """Stop tokens besides those of the chat template and the generation config."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Extra variables for the chat template."""
+    build: ModelBuild | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSection:
+    num_samples: int = within(8, 1)
+    """Replies per prompt (the group size)."""
+    max_new_tokens: int = within(64, 1)
+    temperature: float = within(1.0, 0.0)
+    top_p: float = within(1.0, 1e-6, 1.0)
+    top_k: int = within(0, 0)
+    """0 keeps every token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSection:
+    steps: int = within(100, 1)
+    batch: int = within(16, 1)
+    """Prompts per step; a step trains on `batch * sampling.num_samples` replies."""
+    lr: float = within(1e-4, 0.0)
+    betas: tuple[float, ...] = within((0.9, 0.98), 0.0, 1.0)
+    weight_decay: float = within(0.0, 0.0)
+    warmup_steps: int = within(5, 0)
+    schedule: Literal["constant", "linear"] = "constant"
+    """After the warm-up: keep `lr`, or fall linearly to `min_lr_ratio * lr` at the last step."""
+    min_lr_ratio: float = within(0.1, 0.0, 1.0)
+    grad_clip: float = within(1.0, 0.0)
+    """Largest gradient norm; 0 turns clipping off."""
+    micro_batch_tokens: int = within(16384, 1)
+    """Padded tokens per forward pass; changes memory and speed, not the result."""
+    epochs: int = within(1, 1)
+    """Passes over the replies of a step."""
+    minibatches: int = within(1, 1)
+    """Optimizer updates per pass."""
+    publish_every: int = within(1, 1)
+    """Steps between two hand-overs of the weights to the rollout engine."""
+    aggregate: Literal["token", "sequence", "trajectory", "constant"] = "token"
+    """What counts alike in the mean, unless the objective fixes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSection:
+    every_steps: int = within(50, 1)
+    every_seconds: float = within(30.0, 0.0)
+    """A checkpoint is due after `every_steps` steps or this many seconds, whichever is first."""
+    keep: int = within(2, 1)
+    """Newest checkpoints kept per stage, besides the final weights."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalsSection:
+    tasks_per_domain: int = within(256, 1)
+    """Gate tasks per domain."""
+    samples: int = within(4, 0)
+    """Sampled replies per task, besides the greedy one."""
+    k: tuple[int, ...] = within((1, 4), 1)
+    """The k of pass@k; none may exceed `samples`."""
+    temperature: float = within(1.0, 0.0)
+    max_new_tokens: int = within(0, 0)
+    """0 takes `sampling.max_new_tokens`."""
+    max_batch: int = within(256, 1)
+    """Replies generated at once."""
+    teacher: bool = True
+    """Evaluate the teacher too: once per night, for the report."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateSection:
+    margin: float = within(0.02, 0.0, 1.0)
+    """Largest accuracy that a domain may lose, as a fraction."""
+    min_gain: float = within(0.0, -1.0, 1.0)
+    """The lower end of the interval of the overall gain must lie above it."""
+    confidence: float = within(0.95, 0.5, 0.999)
+    resamples: int = within(2000, 100)
+    """Bootstrap resamples behind every interval."""
+    max_truncated: float = within(0.1, 0.0, 1.0)
+    """Largest share of replies that may hit the token limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetentionSection:
+    keep_runs: int = within(0, 0)
+    """Finished runs kept in `runs/`; 0 keeps all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackingSection:
+    jsonl: bool = True
+    """Write `metrics.jsonl` into the run directory."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    project: str = "distill-nightly"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage of a night, with the sections that it overrides."""
+
+    name: str
+    kind: Literal["sft", "on_policy"]
+    """Learn from worked solutions, or from the student's own replies scored by a teacher."""
+    target: Literal["teacher", "base", "student"]
+    """`teacher` and `base` bootstrap weights for later stages; `student` is the night's work."""
+    cache: bool = False
+    """Keep the weights under `cache/`, keyed by everything that they depend on."""
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Section name -> keys, merged over the configuration's own sections."""
+
+
+STAGE_SECTIONS: tuple[str, ...] = (
+    "model",
+    "engine",
+    "teacher",
+    "view",
+    "reference",
+    "objective",
+    "data",
+    "sampling",
+    "trainer",
+    "checkpoint",
+)
+"""Sections that a stage may override."""

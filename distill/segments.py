@@ -1,0 +1,111 @@
+"""The rollouts and scores of a stage on disk: JSONL that a person can read, one line per artefact.
+
+    segments/000013.jsonl    {"step": 13, "name": "rollouts", "rows": [...]}
+
+A new segment starts with every process; rows become durable together with the next checkpoint.
+After a kill the steps beyond the last checkpoint find their artefacts here and need not sample
+again. An incomplete last line is what a kill leaves and is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distill.errors import DataError
+from distill.rundir import clear_disk_errors, from_json, read_jsonl
+from distill.types import Rollout
+
+R = TypeVar("R")
+
+
+class Segments:
+    """`once` of one stage. `first_step` is the first step that will be asked for."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        self._folder = folder / "segments"
+        self._stored: dict[tuple[int, str], list[Any]] = {}
+        if self._folder.is_dir():
+            for path in sorted(self._folder.glob("*.jsonl")):
+                for line in read_jsonl(path):
+                    if line["step"] >= first_step:
+                        self._stored[line["step"], line["name"]] = line["rows"]
+        self.num_reused = 0
+        with clear_disk_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            number = len(list(self._folder.glob("*.jsonl"))) + 1
+            self._path = self._folder / f"{first_step:06d}-{number}.jsonl"
+            self._file = self._path.open("a", encoding="utf-8")
+
+    def at(self, step: int) -> Callable[..., Any]:
+        """The `once` of one step."""
+
+        def once(name: str, kind: type[R], make: Callable[[], list[R]]) -> list[R]:
+            rows = self._stored.pop((step, name), None)
+            if rows is not None:
+                self.num_reused += 1
+                return [_unpack(kind, row, self._path) for row in rows]
+            made = make()
+            line = {"step": step, "name": name, "rows": [_pack(r) for r in made]}
+            with clear_disk_errors(self._path):
+                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                self._file.flush()
+            return made
+
+        return once
+
+    def sync(self) -> None:
+        """Make everything written so far durable."""
+        with clear_disk_errors(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _pack(record: Any) -> dict[str, Any]:
+    """A record without the fields that hold their default; masks as the spans of their ones."""
+    row: dict[str, Any] = {}
+    for name in record.__dataclass_fields__:
+        value = getattr(record, name)
+        default = record.__dataclass_fields__[name].default
+        if value is None or value == default:
+            continue
+        row[name] = value
+    if isinstance(record, Rollout):
+        spans = mask_spans(record.completion_mask)
+        row["completion_mask"] = spans
+        row["logprobs"] = [x for a, b in spans for x in record.logprobs[a:b]]
+        row["reward_parts"] = dict(record.reward_parts)
+    return row
+
+
+def _unpack(kind: type[R], row: dict[str, Any], path: Path) -> R:
+    if kind is Rollout:
+        length = len(row["token_ids"])
+        mask, logprobs = [False] * length, [0.0] * length
+        values = iter(row["logprobs"])
+        for start, stop in row["completion_mask"]:
+            if not 0 <= start < stop <= length:
+                raise DataError(f"{path}: a rollout has a span {start}:{stop} of {length} tokens")
+            mask[start:stop] = [True] * (stop - start)
+            logprobs[start:stop] = [next(values) for _ in range(stop - start)]
+        row = {**row, "completion_mask": mask, "logprobs": logprobs}
+    return from_json(kind, row, where=str(path))
+
+
+def mask_spans(mask: tuple[bool, ...]) -> list[tuple[int, int]]:
+    """[start, stop) of every run of True."""
+    spans: list[tuple[int, int]] = []
+    previous = False
+    for i, value in enumerate(mask):
+        if value and not previous:
+            spans.append((i, i + 1))
+        elif value:
+            spans[-1] = (spans[-1][0], i + 1)
+        previous = value
+    return spans

@@ -1,0 +1,167 @@
+"""Text to token ids and back: chat template, stop set, and conversations that only grow.
+
+Token in, token out: a response is never decoded and encoded again, and a conversation is extended
+by appending ids. A tokenizer without a chat template gets the plain one: contents joined as they
+are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distill.errors import ConfigError, DataError
+from distill.types import Message
+
+
+class Chat:
+    """A tokenizer with its template and its stop set.
+
+    `stop_token_ids` is the tokenizer's eos, every eos of the model's generation settings, and the
+    tokens of the extra `stop` strings. Raises ConfigError for a stop string that is not one token
+    and for a tokenizer without any stop token.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        stop: Sequence[str] = (),
+        eos_token_ids: Sequence[int] = (),
+        max_length: int = 2048,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.template_kwargs = dict(template_kwargs or {})
+        self.stop_token_ids = _stop_set(tokenizer, stop, eos_token_ids)
+        self.pad_id = int(
+            tokenizer.pad_token_id
+            if tokenizer.pad_token_id is not None
+            else self.stop_token_ids[0]
+        )
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a written reply."""
+        return self.stop_token_ids[0]
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text of a conversation, ready for the assistant's next reply."""
+        if not self.tokenizer.chat_template:
+            return "".join(m.content for m in messages)
+        text = self.tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.template_kwargs,
+        )
+        return str(text)
+
+    def prompts(self, conversations: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        """Token ids of each prompt. Raises DataError when one exceeds `max_length`."""
+        texts = [self.render(c) for c in conversations]
+        encoded = [tuple(ids) for ids in self._encode(texts)]
+        for text, ids in zip(texts, encoded, strict=True):
+            if len(ids) > self.max_length:
+                raise DataError(
+                    f"a prompt has {len(ids)} tokens, but model.max_length is {self.max_length}: "
+                    f"{text[:60]!r}...; raise model.max_length or drop the task"
+                )
+            if not ids:
+                raise DataError("a prompt has no tokens; every task needs a non-empty prompt")
+        return encoded
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self.prompts([messages])[0]
+
+    def replies(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Ids of written replies, each closed with the end token."""
+        return [(*ids, self.end_id) for ids in self._encode(texts)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of sampled ids without the stop token that closed them."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.stop_token_ids:
+            ids = ids[:-1]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def extend(
+        self, token_ids: Sequence[int], messages: Sequence[Message], history: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """Append an environment's messages and the next generation prompt to sampled ids.
+
+        The suffix is what the template adds after `history` (prompt and replies so far). Raises
+        DataError for a template that rewrites earlier turns instead of appending.
+        """
+        if not self.tokenizer.chat_template:
+            suffix = "".join(m.content for m in messages)
+        else:
+            before = str(
+                self.tokenizer.apply_chat_template(
+                    [{"role": m.role, "content": m.content} for m in history],
+                    tokenize=False,
+                    add_generation_prompt=False,
+                    **self.template_kwargs,
+                )
+            )
+            after = self.render([*history, *messages])
+            if not after.startswith(before):
+                raise DataError(
+                    "the chat template rewrites earlier turns, so a conversation of several turns "
+                    "cannot be kept as one row; use a template that only appends"
+                )
+            suffix = after[len(before) :]
+        return (*token_ids, *self._encode([suffix])[0])
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Hash of the map from token to id: two tokenizers with equal digests agree on every id."""
+    pairs = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    text = "\n".join(f"{index}\t{token}" for token, index in pairs)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def require_same_tokenizer(student: Any, teacher: Any, teacher_name: str) -> None:
+    """Raise ConfigError unless both map the same tokens to the same ids."""
+    if tokenizer_digest(student) == tokenizer_digest(teacher):
+        return
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    differing = next(
+        (t for t in sorted(ours, key=lambda t: ours[t]) if theirs.get(t) != ours[t]),
+        next((t for t in theirs if t not in ours), "?"),
+    )
+    raise ConfigError(
+        f"the teacher {teacher_name} has another tokenizer ({len(theirs)} tokens, the student has "
+        f"{len(ours)}; first difference: {differing!r} is {ours.get(differing)} here and "
+        f"{theirs.get(differing)} there); distillation on token ids needs the same one"
+    )
+
+
+def _stop_set(
+    tokenizer: Any, stop: Sequence[str], eos_token_ids: Sequence[int]
+) -> tuple[int, ...]:
+    found: list[int] = []
+    if tokenizer.eos_token_id is not None:
+        found.append(int(tokenizer.eos_token_id))
+    found += [int(i) for i in eos_token_ids]
+    for text in stop:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise ConfigError(
+                f"model.stop: {text!r} is {len(ids)} tokens, but a stop entry must be exactly one"
+            )
+        found.append(int(ids[0]))
+    if not found:
+        raise ConfigError(
+            "the tokenizer has no eos token and model.stop is empty, so no reply could ever end; "
+            "set model.stop to the text of the end token"
+        )
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,211 @@
+"""One optimizer step from one batch: weigh, normalise over the step, backpropagate, clip, step.
+
+The trainer knows no algorithm. Denominators are summed over the whole step before the first
+micro-batch, so splitting the same batch differently changes nothing but rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from distill.batch import Batch, micro_batches
+from distill.errors import ConfigError, DistillError
+from distill.objectives.base import ForwardPlan, Metric, Objective, State, Term
+from distill.policy import Policy
+from distill.types import StepInfo, UpdateReport
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerOptions:
+    """Optimizer and schedule of a stage. AdamW; the rate depends on the step number alone."""
+
+    num_steps: int
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.0
+    warmup_steps: int = 5
+    schedule: Literal["constant", "linear"] = "constant"
+    min_lr_ratio: float = 0.1
+    grad_clip: float = 1.0
+    micro_batch_tokens: int = 16384
+    epochs: int = 1
+    minibatches: int = 1
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates per batch."""
+        return self.epochs * self.minibatches
+
+    def rate(self, step: int) -> float:
+        """Learning rate of step 1, 2, ..., num_steps."""
+        warm = min(1.0, step / max(1, self.warmup_steps))
+        if self.schedule == "constant":
+            return self.lr * warm
+        left = 1.0 - (step - 1) / max(1, self.num_steps)
+        return self.lr * warm * max(self.min_lr_ratio, left)
+
+
+class Trainer:
+    """Updates a policy. `state` belongs to the objective and is part of every checkpoint."""
+
+    def __init__(self, policy: Policy, options: TrainerOptions) -> None:
+        self.policy = policy
+        self.options = options
+        self.state: State = {}
+        self._named = policy.trainable()
+        if not self._named:
+            raise ConfigError("the policy has no trainable parameter; check model.kind")
+        self.optimizer = torch.optim.AdamW(
+            list(self._named.values()),
+            lr=options.lr,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+
+    def update(self, batch: Batch, objective: Objective, info: StepInfo) -> UpdateReport:
+        """Train on one batch: `epochs` x `minibatches` optimizer updates (1 x 1 by default)."""
+        if batch.num_tokens == 0:
+            raise DistillError(
+                f"step {info.step} of stage {info.stage} has no trained token: every rollout "
+                "failed or was dropped; look at the errors of the rollouts of this step"
+            )
+        with torch.no_grad():
+            batch, self.state = objective.prepare(batch, info, self.state)
+        plan = objective.plan()
+        lr = self.options.rate(info.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        ledger = _Ledger()
+        norms = []
+        for _ in range(self.options.epochs):
+            for part in _minibatches(batch, self.options.minibatches):
+                norms.append(self._one_update(part, objective, plan, ledger, info))
+        loss = ledger.loss / len(norms)
+        return UpdateReport(
+            step=info.step,
+            loss=loss,
+            grad_norm=sum(norms) / len(norms),
+            lr=lr,
+            num_rows=batch.num_rows,
+            num_tokens=batch.num_tokens,
+            metrics=ledger.metrics(),
+        )
+
+    def _one_update(
+        self, batch: Batch, objective: Objective, plan: ForwardPlan, ledger: _Ledger, info: StepInfo
+    ) -> float:
+        totals = _totals(batch)
+        for micro in micro_batches(batch, self.options.micro_batch_tokens):
+            view = self.policy.forward(micro, plan)
+            terms = objective(view, micro)
+            loss = sum_terms(terms, totals)
+            loss.backward()
+            ledger.add(float(loss.detach()), terms)
+            if view.entropy is not None:
+                weights = micro.completion_mask.float()
+                ledger.add_metric("entropy", Metric(values=view.entropy, weights=weights))
+        clip = self.options.grad_clip or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(list(self._named.values()), clip))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise DistillError(
+                f"the gradient of step {info.step} of stage {info.stage} is not finite; the "
+                "weights were left as they were; lower trainer.lr or use model.dtype = float32"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    # -- resume ------------------------------------------------------------------------------
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Optimizer state by parameter name, ready for a safetensors file."""
+        names = {id(p): name for name, p in self._named.items()}
+        out = {}
+        for parameter, entry in self.optimizer.state.items():
+            for key, value in entry.items():
+                out[f"{key}/{names[id(parameter)]}"] = value.detach().contiguous()
+        return out
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of `state_tensors`. Raises DistillError for foreign parameter names."""
+        unknown = {n.split("/", 1)[1] for n in tensors} - set(self._named)
+        if unknown:
+            raise DistillError(
+                f"the optimizer state holds {len(unknown)} parameters that this model does not "
+                f"have (first: {sorted(unknown)[0]}); the checkpoint belongs to another model"
+            )
+        for name, tensor in tensors.items():
+            key, parameter = name.split("/", 1)
+            self.optimizer.state[self._named[parameter]][key] = tensor.clone()
+
+
+def sum_terms(terms: Sequence[Term], totals: Callable[[str, str], float]) -> Tensor:
+    """Sum of coefficient * sum(weights * per_token) / denominator, masked before the sum."""
+    parts = []
+    for term in terms:
+        value = term.per_token.masked_fill(term.weights == 0, 0.0) * term.weights
+        parts.append(term.coefficient * value.sum() / totals(term.name, term.denominator))
+    return torch.stack(parts).sum()
+
+
+def _totals(batch: Batch) -> Callable[[str, str], float]:
+    """Denominators of the whole step, by term name and kind; never 0."""
+    mask = batch.completion_mask
+    sums = {name: float(w.double().sum()) for name, w in batch.weights.items()}
+    tokens, rows = float(mask.sum()), float(mask.any(1).sum())
+
+    def total(name: str, kind: str) -> float:
+        value = {"tokens": tokens, "rows": rows, "const": 1.0}.get(kind, sums.get(name, 0.0))
+        return value if value > 0 else 1.0
+
+    return total
+
+
+def _minibatches(batch: Batch, count: int) -> Sequence[Batch]:
+    if count == 1:
+        return [batch]
+    index = torch.arange(batch.num_rows)
+    return [batch.select(index[i::count]) for i in range(min(count, batch.num_rows))]
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Loss and metrics of a step, merged exactly over its micro-batches."""
+
+    loss: float = 0.0
+    _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _extremes: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def add(self, loss: float, terms: Sequence[Term]) -> None:
+        self.loss += loss
+        for term in terms:
+            for name, metric in term.metrics.items():
+                self.add_metric(f"{term.name}/{name}", metric)
+
+    def add_metric(self, name: str, metric: Metric) -> None:
+        used = metric.weights > 0
+        values = metric.values.detach().masked_fill(~used, 0.0)
+        if metric.reduce in ("mean", "sum"):
+            total, weight = self._sums.get(name, (0.0, 0.0))
+            new = float((values * metric.weights).sum())
+            scale = float(metric.weights.sum()) if metric.reduce == "mean" else 0.0
+            self._sums[name] = (total + new, weight + scale)
+        elif bool(used.any()):
+            found = values[used]
+            value = float(found.max() if metric.reduce == "max" else found.min())
+            _, known = self._extremes.get(name, (metric.reduce, value))
+            pick = max if metric.reduce == "max" else min
+            self._extremes[name] = (metric.reduce, pick(known, value))
+
+    def metrics(self) -> dict[str, float]:
+        means = {name: total / (weight or 1.0) for name, (total, weight) in self._sums.items()}
+        return means | {name: value for name, (_, value) in self._extremes.items()}
+

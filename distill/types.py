@@ -1,0 +1,275 @@
+"""The records that flow through a night. No torch here; tensors live in `distill.batch`.
+
+Letters: P tasks, G samples per task, B rows, T tokens of a row, C trained tokens of a row,
+K candidates. Per-token sequences of a `Rollout` have the length and alignment of `token_ids`:
+entry t describes the token at t given what precedes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+Split = Literal["train", "evolve", "gate", "test"]
+SPLITS: tuple[Split, ...] = ("train", "evolve", "gate", "test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One problem. `id` hashes what the model sees, so equal prompts have equal ids."""
+
+    id: str
+    env: str
+    domain: str
+    split: Split
+    prompt: tuple[Message, ...]
+    answer: str | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Never rendered into a prompt by itself. Known keys: `solution` (a worked reply),
+    `lesson` (what would have helped, in words), `views` (view kind -> last user message of a
+    privileged prompt), `key` (routing key)."""
+
+
+def task_id(env: str, prompt: Sequence[Message]) -> str:
+    """Content hash of a prompt: 16 hex digits of SHA-256."""
+    text = json.dumps([env, [[m.role, m.content] for m in prompt]], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reward:
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """What an episode answers to one reply: new messages, and whether it is over."""
+
+    messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+    valid: bool = True
+    obs_key: str | None = None
+    done: bool = False
+
+
+class StopReason(StrEnum):
+    STOP = "stop"
+    """A token of the stop set was sampled; it is the last token of the completion."""
+    LENGTH = "length"
+    """The token limit was reached first."""
+    ERROR = "error"
+    """The episode failed; the rollout carries no trained token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy; training rollouts stay at temperature 1, top_p 1.
+
+    `keys` has one entry per prompt. Draw g of prompt p depends on (`keys[p]`, g) only, never on
+    the position of the prompt in the call or on a global generator.
+    """
+
+    num_samples: int = 1
+    max_new_tokens: int = 64
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    token_ids: tuple[int, ...]  # [C], the stop token included when it was sampled
+    logprobs: tuple[float, ...]  # [C], the sampler's
+    stop: StopReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One row of training data: a conversation that only grew."""
+
+    task_id: str
+    group_id: str
+    index: int
+    domain: str
+    policy_version: int
+    seed: str
+    token_ids: tuple[int, ...]  # [T]
+    completion_mask: tuple[bool, ...]  # [T] the tokens that the student sampled
+    logprobs: tuple[float, ...]  # [T] the sampler's; 0.0 outside the mask
+    stop: StopReason
+    traj_id: str
+    step: int = 0
+    num_steps: int = 1
+    reward: float | None = None
+    return_: float | None = None
+    step_reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    action_valid: bool = True
+    obs_key: str | None = None
+    skill_ids: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def num_trained(self) -> int:
+        return sum(self.completion_mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeacherView:
+    """What a teacher reads for one rollout: its own prompt, the student's response ids."""
+
+    token_ids: tuple[int, ...]  # [Tv]
+    positions: tuple[int, ...]  # [C] where the trained tokens of the rollout sit in this view
+    kind: str
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """What a scoring pass must return besides the log-probabilities of the tokens."""
+
+    entropy: bool = False
+    candidates: int = 0
+    candidate_ids: Sequence[Sequence[Sequence[int]]] | None = None  # [B][C][K]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Log-probabilities of the trained tokens of one row under one model."""
+
+    logprobs: tuple[float, ...]  # [C]
+    source: str
+    view_id: str
+    entropy: tuple[float, ...] | None = None  # [C]
+    candidate_ids: tuple[tuple[int, ...], ...] | None = None  # [C][K]
+    candidate_logprobs: tuple[tuple[float, ...], ...] | None = None  # [C][K]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRef:
+    """Where a set of weights lies. `base` is the model an adapter belongs to."""
+
+    path: Path
+    step: int
+    policy_version: int
+    base: str
+    kind: Literal["adapter", "full"]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInfo:
+    """Where in a night an optimizer step is; objectives read schedules off it."""
+
+    stage: str
+    step: int
+    num_steps: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateReport:
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    num_rows: int
+    num_tokens: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A mean with its interval. `n` counts the tasks behind it."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How one task went: one greedy reply and `num_samples` sampled ones."""
+
+    domain: str
+    greedy: float
+    num_correct: int = 0
+    num_samples: int = 0
+    num_tokens: int = 0
+    truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalReport:
+    suite: str
+    suite_digest: str
+    model: str
+    """Digest of the weights that were evaluated, or a name such as `teacher`."""
+    num_tasks: int
+    samples_per_task: int
+    metrics: Mapping[str, Estimate]
+    """`greedy`, `sampled`, `pass@k`, each also per domain as `DOMAIN/greedy` ..."""
+    outcomes: Mapping[str, Outcome]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    rule: str
+    observed: float
+    bound: float
+    passed: bool
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DomainResult:
+    """Paired comparison of candidate and incumbent on one domain, as accuracies in [0, 1]."""
+
+    teacher: float | None
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+    n: int
+
+
+Decision = Literal["promote", "hold", "reject"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    decision: Decision
+    reasons: tuple[Reason, ...]
+    candidate: str
+    incumbent: str
+    domains: Mapping[str, DomainResult]
+    overall: DomainResult
+    detectable: float
+    """Smallest overall difference this suite would see with 80 % power."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promotion:
+    model: str
+    action: Literal["promote", "rollback", "initial"]
+    from_digest: str | None
+    to_digest: str
+    run: str | None
+    at: str

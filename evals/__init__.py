@@ -1,0 +1,1 @@
+"""Environments, graders, evaluation suites, the gate and the report."""

@@ -1,0 +1,1 @@
+"""The composition root: reads config, builds objects, runs stages, owns the command line."""

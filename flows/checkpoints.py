@@ -1,0 +1,73 @@
+"""Finding weights by what a person types: a folder, a run, or a model with a champion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from distill.config import Config
+from distill.errors import CheckpointError, ConfigError
+from distill.rundir import RunDir
+from flows import registry
+
+WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A folder of weights, and the run that made them when that is known."""
+
+    path: Path
+    run: RunDir | None
+
+    def config(self) -> Config:
+        if self.run is None:
+            raise ConfigError(
+                f"{self.path} belongs to no run; add a preset or a file with its configuration"
+            )
+        return self.run.read_config()
+
+
+def find_checkpoint(home: Path, text: str) -> Found:
+    """The weights that `text` names: a folder, a run (its student), or a model (its champion)."""
+    folder = Path(text)
+    if any((folder / name).is_file() for name in WEIGHTS):
+        return Found(path=folder, run=_run_of(folder.resolve(), home))
+    if text in registry.models(home):
+        champion = registry.current(home, text)
+        if champion is not None:
+            return Found(path=champion.path, run=_run_named(champion.run, home))
+    names = {run.name: run for run in RunDir.all(home)}
+    if text in names or (folder / "config.json").is_file():
+        run = names.get(text) or RunDir.open(home, folder)
+        return Found(path=_student(run), run=run)
+    raise CheckpointError(
+        f"{text!r} is no folder with {' or '.join(WEIGHTS)}, no run and no model with a champion; "
+        "see: distill registry list, distill runs list"
+    )
+
+
+def _student(run: RunDir) -> Path:
+    """The finished weights of a run's last student stage."""
+    for stage in reversed(run.read_config().stages):
+        final = run.stage_dir(stage.name) / "final"
+        if stage.target == "student" and final.is_dir():
+            return final
+    raise CheckpointError(f"{run.name} has no finished student yet; resume it first")
+
+
+def _run_of(folder: Path, home: Path) -> RunDir | None:
+    for parent in folder.parents:
+        if (parent / "config.json").is_file() and parent.parent.name == "runs":
+            return RunDir(path=parent)
+        if parent.name == "champions":
+            entries = registry.history(parent.parents[2], parent.parent.name)
+            for entry in reversed(entries):
+                if entry.to_digest.startswith(folder.name):
+                    return _run_named(entry.run, home)
+    return None
+
+
+def _run_named(name: str | None, home: Path) -> RunDir | None:
+    path = home / "runs" / (name or "")
+    return RunDir(path=path) if name and (path / "config.json").is_file() else None

@@ -1,0 +1,260 @@
+"""Evaluate, gate, promote, report: the second half of a night, as idempotent functions."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from distill.config import Config
+from distill.engines.hf import HFEngine
+from distill.errors import ConfigError
+from distill.models import checkpoint_ref
+from distill.policy import STUDENT, Policy
+from distill.rollout import reply_text
+from distill.rundir import from_json, read_json, to_json, write_json
+from distill.types import CheckpointRef, EvalReport, Rollout, Split, Task, Verdict
+from evals.gate import GateRules, decide
+from evals.suite import EvalSettings, correctness, run_suite, select
+from flows import registry, wiring
+from flows.night import Night, Student, base_name, load_student
+from flows.stages import read_result
+from teachers.local import LocalTeacher
+
+Who = Literal["before", "teacher", "after"]
+SAMPLES_PER_DOMAIN = 4
+
+
+def evaluate(night: Night, who: Who) -> EvalReport | None:
+    """Evaluate the start of the night, its teacher or its result on the gate split. Idempotent.
+
+    None for a teacher that there is not, or that the configuration leaves out.
+    """
+    path = night.run.eval_path(who)
+    if path.exists():
+        return from_json(EvalReport, read_json(path), where=str(path))
+    config = night.config.for_stage(night.student_stages[-1])
+    if who == "teacher" and not (config.evals.teacher and config.teacher.name == "local"):
+        return None
+    student, policy, role, name = _subject(night, config, who)
+    night.progress.stage_started(f"evaluate {who}", 0)
+    report = run_report(config, student, policy, role, name, samples_path=_samples_path(night, who))
+    write_json(path, report)
+    night.progress.stage_done(f"evaluate {who}", report.seconds, _accuracy(report))
+    return report
+
+
+def run_report(
+    config: Config,
+    student: Student,
+    policy: Policy,
+    role: str,
+    name: str,
+    *,
+    split: Split = "gate",
+    samples_path: Path | None = None,
+) -> EvalReport:
+    """Evaluate one role of a policy on a split, and keep a few replies."""
+    env = wiring.build_env(config)
+    tasks = select(env, split, config.evals.tasks_per_domain)
+    engine = HFEngine(
+        policy, role=role, pad_id=student.chat.pad_id, max_batch=config.evals.max_batch
+    )
+    evaluation = run_suite(
+        engine,
+        env,
+        tasks,
+        student.chat,
+        settings=eval_settings(config),
+        suite=f"{config.data.name}/{split}",
+        model=name,
+    )
+    if samples_path is not None:
+        write_json(samples_path, _pick_samples(tasks, evaluation.greedy, student))
+    return evaluation.report
+
+
+def eval_settings(config: Config) -> EvalSettings:
+    evals = config.evals
+    return EvalSettings(
+        samples=evals.samples,
+        k=evals.k,
+        temperature=evals.temperature,
+        max_new_tokens=evals.max_new_tokens or config.sampling.max_new_tokens,
+        max_batch=evals.max_batch,
+        seed=config.run.seed,
+        confidence=config.gate.confidence,
+        max_error_share=config.run.max_error_share,
+    )
+
+
+def _subject(night: Night, config: Config, who: Who) -> tuple[Student, Policy, str, str]:
+    weights = night.start if who != "after" else candidate(night).path
+    student = load_student(night, config, weights)
+    if who != "teacher":
+        digest = checkpoint_ref(weights, base=base_name(config)).digest
+        return student, student.policy, STUDENT, digest
+    teacher = wiring.build_teacher(config, student.policy, student.chat, night.locate)
+    assert isinstance(teacher, LocalTeacher), "only local teachers can act"
+    return student, teacher.policy, teacher.role, "teacher"
+
+
+def _accuracy(report: EvalReport) -> str:
+    return f"accuracy {100 * report.metrics['greedy'].mean:.1f} % of {report.num_tasks} tasks"
+
+
+def candidate(night: Night) -> CheckpointRef:
+    """The weights that the night produced."""
+    stage = night.student_stages[-1]
+    result = read_result(night.final(stage.name))
+    base = base_name(night.config.for_stage(stage))
+    return checkpoint_ref(
+        night.final(stage.name), base=base, step=result.steps, policy_version=result.steps
+    )
+
+
+def judge(night: Night) -> Verdict:
+    """Compare the result of the night with its start, task by task. Idempotent."""
+    path = night.run.gate_path()
+    if path.exists():
+        return from_json(Verdict, read_json(path), where=str(path))
+    after, before = evaluate(night, "after"), evaluate(night, "before")
+    if after is None or before is None:
+        raise ConfigError("a verdict needs the evaluations `before` and `after`")
+    verdict = decide(after, before, gate_rules(night.config), evaluate(night, "teacher"))
+    write_json(path, verdict)
+    return verdict
+
+
+def gate_rules(config: Config) -> GateRules:
+    gate = config.gate
+    return GateRules(
+        margin=gate.margin,
+        min_gain=gate.min_gain,
+        confidence=gate.confidence,
+        resamples=gate.resamples,
+        max_truncated=gate.max_truncated,
+    )
+
+
+def promote(night: Night) -> None:
+    """Make the result the champion when the verdict says so. Idempotent."""
+    verdict = judge(night)
+    if verdict.decision != "promote":
+        return
+    registry.promote(
+        night.home,
+        night.config.model.name,
+        candidate(night),
+        run=night.run.name,
+        verdict_path=night.run.gate_path(),
+    )
+
+
+def write_summary(night: Night, warnings: Sequence[str]) -> Mapping[str, Any]:
+    """Write samples.json and summary.json; the latter marks the night as finished."""
+    verdict = judge(night)
+    write_json(night.run.samples_path, _joined_samples(night))
+    env = read_json(night.run.path / "env.json")
+    stages = [
+        to_json(read_result(night.final(s.name)))
+        for s in night.config.stages
+        if night.final(s.name).exists()
+    ]
+    result = candidate(night)
+    summary = {
+        "run": night.run.name,
+        "preset": night.config.run.preset,
+        "model": night.config.model.name,
+        "seed": night.config.run.seed,
+        "started": env.get("started"),
+        "command": env.get("command"),
+        "verdict": verdict.decision,
+        "reasons": [r.text for r in verdict.reasons],
+        "domains": to_json(verdict.domains),
+        "overall": to_json(verdict.overall),
+        "detectable": verdict.detectable,
+        "stages": [*stages, *_evaluation_rows(night)],
+        "seconds": sum(s["seconds"] for s in [*stages, *_evaluation_rows(night)]),
+        "wall_seconds": _wall_seconds(night),
+        "peak_rss_bytes": peak_rss_bytes(),
+        "adapter_sha256": result.digest,
+        "start_sha256": checkpoint_ref(night.start, base=result.base).digest,
+        "bank_version": None,
+        "warnings": list(warnings),
+    }
+    write_json(night.run.summary_path, summary)
+    return summary
+
+
+def _evaluation_rows(night: Night) -> list[dict[str, Any]]:
+    rows = []
+    for who in ("before", "teacher", "after"):
+        path = night.run.eval_path(who)
+        if path.exists():
+            seconds = read_json(path)["seconds"]
+            row = {"name": f"evaluate {who}", "objective": "", "steps": 0, "tokens": 0}
+            rows.append({**row, "seconds": seconds, "cached": False})
+    return rows
+
+
+def _wall_seconds(night: Night) -> float:
+    """Time from the first start of the night to now, interruptions included."""
+    from datetime import UTC, datetime
+
+    started = read_json(night.run.path / "env.json").get("started")
+    if started is None:
+        return 0.0
+    return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _samples_path(night: Night, who: Who) -> Path:
+    return night.run.path / "evals" / f"{who}_samples.json"
+
+
+def _pick_samples(
+    tasks: Sequence[Task], greedy: Sequence[Rollout], student: Student
+) -> list[dict[str, Any]]:
+    """The first few tasks of every domain with the greedy reply."""
+    counts: dict[str, int] = {}
+    rows = []
+    for task, rollout in zip(tasks, greedy, strict=True):
+        counts[task.domain] = counts.get(task.domain, 0) + 1
+        if counts[task.domain] <= SAMPLES_PER_DOMAIN:
+            rows.append(
+                {
+                    "task_id": task.id,
+                    "domain": task.domain,
+                    "prompt": student.chat.render(task.prompt),
+                    "answer": task.answer,
+                    "reply": reply_text(rollout, student.chat),
+                    "correct": correctness(rollout) >= 1.0,
+                }
+            )
+    return rows
+
+
+def _joined_samples(night: Night) -> list[dict[str, Any]]:
+    """The same tasks before, after and by the teacher, side by side."""
+    joined: dict[str, dict[str, Any]] = {}
+    whos: tuple[Who, ...] = ("before", "after", "teacher")
+    for who in whos:
+        path = _samples_path(night, who)
+        if not path.exists():
+            continue
+        for row in read_json(path):
+            entry = joined.setdefault(
+                row["task_id"],
+                {key: row[key] for key in ("task_id", "domain", "prompt", "answer")},
+            )
+            entry[who] = row["reply"]
+            entry[f"{who}_ok"] = row["correct"]
+    return list(joined.values())

@@ -1,0 +1,121 @@
+"""Opening the folder of a run for writing: one owner, one configuration, one log per attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import distill
+from distill.config import Config
+from distill.errors import ConfigError, DistillError
+from distill.lock import Lock
+from distill.rundir import RunDir, now, read_json, write_json
+from flows.configs import to_toml
+from flows.doctor import require_ready, versions
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = "lock.json"
+
+
+@contextlib.contextmanager
+def open_run(
+    config: Config, *, command: str, argv: Sequence[str], resume: RunDir | None = None
+) -> Iterator[RunDir]:
+    """A new run of `config`, or `resume`, locked for this process, logging into its own file.
+
+    PreflightError when the machine is not ready; ConfigError when another process works on the
+    run, or when the run belongs to another configuration. A new run that a wrong configuration or
+    wrong data stopped before any training leaves no folder behind.
+    """
+    require_ready(resume.home if resume else Path(config.run.home))
+    if resume is not None:
+        resume.check_config(config)
+    run = resume or RunDir.create(Path(config.run.home), config.run.preset)
+    try:
+        with Lock(run.path / LOCK_FILE, f"process on run {run.name}"), _log_file(run) as log:
+            run.write_config(config, to_toml(config, _comment(argv)))
+            if not (run.path / "env.json").exists():
+                write_json(run.path / "env.json", _environment(config, command, argv))
+            run.add_event("attempt", argv=list(argv), pid=os.getpid(), log=log.name)
+            yield run
+    except DistillError as error:
+        has_work = any(run.path.glob("stages/*/*"))
+        if resume is None and error.exit_code != 1 and not has_work:
+            shutil.rmtree(run.path)
+        raise
+
+
+def unfinished(home: Path, command: str, preset: str | None = None) -> RunDir:
+    """The newest run of `command` that has no summary yet, of one preset when it is given."""
+    for run in RunDir.all(home):
+        if run.is_finished or command_of(run) != command:
+            continue
+        if preset is None or run.read_config().run.preset == preset:
+            return run
+    which = f" of preset {preset!r}" if preset else ""
+    raise ConfigError(f"nothing to resume: every run{which} in {home / 'runs'} is finished")
+
+
+def command_of(run: RunDir) -> str | None:
+    """The sub-command that made a run; None when it died before it could say so."""
+    path = run.path / "env.json"
+    return read_json(path).get("command") if path.exists() else None
+
+
+@contextlib.contextmanager
+def _log_file(run: RunDir) -> Iterator[Path]:
+    path = run.new_log()
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.INFO)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(min(level, logging.INFO) if level else logging.INFO)
+    try:
+        yield path
+    finally:
+        root.setLevel(level)
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _comment(argv: Sequence[str]) -> str:
+    return f"{' '.join(argv)}\nEverything that is missing here kept its default; see config.json."
+
+
+def _environment(config: Config, command: str, argv: Sequence[str]) -> dict[str, Any]:
+    return {
+        "command": command,
+        "argv": list(argv),
+        "started": now(),
+        "seed": config.run.seed,
+        "distill-nightly": distill.__version__,
+        "git": _git_revision(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "versions": versions(),
+    }
+
+
+def _git_revision() -> str | None:
+    """Commit of the checkout that runs, with `-dirty` for local changes; None outside of one."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.info("no git revision: %s", error)
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,195 @@
+"""One night: its configuration, its folder, and the weights it starts from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.checkpoint import verify_manifest, write_manifest
+from distill.config import Config, Stage
+from distill.errors import ConfigError
+from distill.models import (
+    build_model,
+    char_tokenizer,
+    checkpoint_ref,
+    eos_token_ids,
+    load_adapter,
+    load_model,
+    load_tokenizer,
+    new_adapter,
+    save_weights,
+)
+from distill.policy import AdapterSpec, Policy
+from distill.pretrained import resolve_model
+from distill.rundir import RunDir, read_json, staged_dir, write_json
+from distill.tokens import Chat
+from distill.types import CheckpointRef
+from flows import registry
+from flows.progress import Progress
+from flows.wiring import STAGE
+
+FINAL = "final"
+START = "start"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Student:
+    """A policy with the tokenizer and template that it speaks."""
+
+    policy: Policy
+    chat: Chat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Night:
+    """What every stage function gets. Disk is the truth: a Night can be made anew at any time."""
+
+    config: Config
+    run: RunDir
+    progress: Progress
+
+    @property
+    def home(self) -> Path:
+        return self.run.home
+
+    @property
+    def student_stages(self) -> list[Stage]:
+        return [s for s in self.config.stages if s.target == "student"]
+
+    @property
+    def bootstrap_stages(self) -> list[Stage]:
+        return [s for s in self.config.stages if s.target != "student"]
+
+    def final(self, stage: str) -> Path:
+        """Folder of the finished weights of a stage."""
+        return self.run.stage_dir(stage) / FINAL
+
+    @property
+    def start(self) -> Path:
+        """Folder of the weights that the student starts the night with."""
+        return self.run.path / START
+
+    def locate(self, path: str, revision: str | None = None) -> Path:
+        """Folder of a model: `stage:NAME`, a package, a directory or a hub name."""
+        if path.startswith(STAGE):
+            return self.final(path.removeprefix(STAGE))
+        return Path(resolve_model(path, home=self.home, revision=revision).dir_or_id)
+
+    def key(self, stage: str) -> str:
+        """Prefix of every random key of a stage: another night draws other tasks."""
+        number = read_json(self.run.path / "night.json")["number"]
+        return f"{self.config.run.seed}/{number}/{stage}"
+
+
+def begin(night: Night) -> None:
+    """Record which night this is and whose weights it continues. Idempotent."""
+    path = night.run.path / "night.json"
+    if path.exists():
+        return
+    champion = registry.current(night.home, night.config.model.name)
+    nights = registry.history(night.home, night.config.model.name)
+    incumbent: dict[str, Any] | None = None
+    if champion is not None:
+        _require_same_base(night, champion.kind, champion.base)
+        incumbent = {"digest": champion.digest, "path": str(champion.path)}
+    write_json(path, {"number": len(nights), "incumbent": incumbent})
+
+
+def prepare_start(night: Night) -> CheckpointRef:
+    """Fix the weights that the night starts from: the champion's, or those of the configuration,
+    which then become the first champion. Idempotent."""
+    stage_config = night.config.for_stage(night.student_stages[0])
+    base = base_name(stage_config)
+    if not night.start.exists():
+        incumbent = read_json(night.run.path / "night.json")["incumbent"]
+        with staged_dir(night.start) as partial:
+            if incumbent is not None:
+                shutil.copytree(incumbent["path"], partial, dirs_exist_ok=True)
+            else:
+                student = load_student(night, stage_config, None)
+                save_weights(student.policy, student.chat.tokenizer, partial)
+            write_manifest(partial)
+    verify_manifest(night.start)
+    ref = checkpoint_ref(night.start, base=base)
+    name = night.config.model.name
+    if registry.current(night.home, name) is None:
+        registry.promote(night.home, name, ref, run=night.run.name, action="initial")
+    return ref
+
+
+def base_name(config: Config) -> str:
+    """What the weights of a stage are based on, as the registry records it."""
+    if config.model.kind == "full":
+        return "full"
+    revision = f"@{config.model.revision}" if config.model.revision else ""
+    return f"{config.model.path}{revision}" if config.model.path else "build"
+
+
+def load_student(night: Night, config: Config, weights: Path | None) -> Student:
+    """The policy of a stage: saved weights (full or adapter), or what the configuration says."""
+    model_config = config.model
+    source = weights if model_config.kind == "full" else None
+    if source is None and model_config.path:
+        source = night.locate(model_config.path, model_config.revision)
+    trust = model_config.trust_remote_code
+    if source is not None:
+        tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
+        model = load_model(str(source), dtype=model_config.dtype, trust_remote_code=trust)
+    else:
+        tokenizer, model = _built(config)
+    if model_config.kind == "adapter":
+        model = _with_adapter(model, config, weights)
+    policy = Policy(
+        model,
+        base=base_name(config),
+        kind=model_config.kind,
+        temperature=config.sampling.temperature,
+        max_tokens=config.trainer.micro_batch_tokens,
+    )
+    chat = Chat(
+        tokenizer,
+        stop=model_config.stop,
+        eos_token_ids=eos_token_ids(model),
+        max_length=model_config.max_length,
+        template_kwargs=model_config.template_kwargs,
+    )
+    return Student(policy=policy, chat=chat)
+
+
+def _built(config: Config) -> tuple[Any, Any]:
+    from evals.envs.world import ALPHABET
+
+    if config.model.build is None:
+        raise ConfigError(
+            "model.path is empty and there is no [model.build]; name a model or describe one"
+        )
+    tokenizer = char_tokenizer(ALPHABET)
+    return tokenizer, build_model(config.model.build, tokenizer, seed=config.run.seed)
+
+
+def _with_adapter(model: Any, config: Config, weights: Path | None) -> Any:
+    if weights is not None:
+        return load_adapter(model, weights)
+    spec = AdapterSpec(
+        rank=config.model.rank,
+        alpha=config.model.alpha,
+        target_modules=config.model.target_modules,
+    )
+    return new_adapter(model, spec, seed=config.run.seed)
+
+
+def _require_same_base(night: Night, kind: str, base: str) -> None:
+    config = night.config.for_stage(night.student_stages[0])
+    wanted = (config.model.kind, base_name(config))
+    if (kind, base) != wanted:
+        raise ConfigError(
+            f"the champion of model {config.model.name!r} is {kind} weights on {base!r}, but this "
+            f"configuration trains {wanted[0]} weights on {wanted[1]!r}; choose another model.name"
+        )
+
+
+def stage_names(stages: Sequence[Stage]) -> str:
+    return ", ".join(s.name for s in stages)
