@@ -47,6 +47,19 @@ from distill.tables import (
     reject_unknown,
 )
 
+__all__ = [
+    "COMMAND_LINE",
+    "DEFAULT",
+    "STAGE_PREFIX",
+    "Config",
+    "Explained",
+    "Layer",
+    "Stage",
+    "differences",
+    "explain",
+    "load",
+]
+
 DEFAULT = "default"
 STAGE_PREFIX = "stage:"
 """`stage:NAME` in place of a path means the weights that stage NAME of the same run made."""
@@ -113,6 +126,14 @@ class Config:
             f"no stage is called {name!r}{did_you_mean(name, names)}; "
             f"the stages are: {', '.join(names) or 'none'}"
         )
+
+    def last_student(self) -> Stage:
+        """The stage whose weights a night ends with."""
+        students = [stage for stage in self.stages if stage.target == "student"]
+        if not students:
+            names = ", ".join(stage.name for stage in self.stages) or "none"
+            raise ConfigError(f'no stage has target = "student"; the stages are: {names}')
+        return students[-1]
 
     def for_stage(self, stage: Stage) -> Config:
         """What one stage sees: its overrides merged in, itself the only stage."""

@@ -6,7 +6,9 @@ adapter), so that any other program can serve what a night made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,9 +106,17 @@ def new_adapter(model: Any, spec: AdapterSpec, *, seed: int) -> Any:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _without_peft_noise():
         torch.manual_seed(seed)
         return get_peft_model(model, config)
+
+
+@contextmanager
+def _without_peft_noise() -> Iterator[None]:
+    """peft 0.21 reads an attribute that transformers 5.24 deprecates; nobody can act on that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        yield
 
 
 def load_adapter(model: Any, path: Path, *, trainable: bool = True) -> Any:
@@ -117,7 +127,8 @@ def load_adapter(model: Any, path: Path, *, trainable: bool = True) -> Any:
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise CheckpointError(f"{path} holds no {ADAPTER_WEIGHTS}; give the folder of an adapter")
     try:
-        return PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
+        with _without_peft_noise():
+            return PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the adapter in {path} cannot be loaded: {_line(error)}") from error
 

@@ -60,7 +60,7 @@ def resolve_model(path: str, *, home: Path, revision: str | None) -> ResolvedMod
     """
     kind, _, name = path.partition(":")
     local = Path(path).expanduser()
-    if kind == "package" or local.exists():
+    if kind == "package" or (path and local.exists()):
         if revision is not None:
             raise ConfigError(
                 f"model.revision={revision!r} only applies to a model of the Hugging Face hub, "

@@ -86,26 +86,18 @@ def line_chart(
     low, high = ticks[0], ticks[-1]
     first, last = steps[0], max(steps[-1], steps[0] + 1)
 
+    xs = [_WIDTH * (step - first) / (last - first) for step in steps]
+
+    def height_of(value: float) -> float:
+        return _HEIGHT * (high - value) / (high - low)
+
     def path(values: Sequence[float | None], style: str) -> Html:
-        stride = math.ceil(len(values) / _MOST_POINTS)
-        kept = sorted({*range(0, len(values), stride), len(values) - 1})
-        pieces: list[str] = []
-        broken = True
-        for i in kept:
-            value = values[i]
-            if value is None:
-                broken = True
-                continue
-            x = _WIDTH * (steps[i] - first) / (last - first)
-            y = _HEIGHT * (high - value) / (high - low)
-            pieces.append(f"{'M' if broken else 'L'}{x:.1f} {y:.1f}")
-            broken = False
-        return el("path", d=" ".join(pieces), class_=style)
+        ys = [None if value is None else height_of(value) for value in values]
+        return el("path", d=_path(xs, ys), class_=style)
 
     grid = [
-        el("line", x1=0, x2=_WIDTH, y1=y, y2=y, class_="grid")
+        el("line", x1=0, x2=_WIDTH, y1=height_of(tick), y2=height_of(tick), class_="grid")
         for tick in ticks
-        for y in [f"{_HEIGHT * (high - tick) / (high - low):.1f}"]
     ]
     # The first line is drawn last: it is the one that matters.
     curves = [path(values, f"line c{i % NUM_COLOURS}") for i, values in enumerate(lines.values())]
@@ -123,7 +115,7 @@ def line_chart(
         class_="curves",
     )
     y_labels = [
-        el("span", f"{tick:g}", style=f"top:{100 * (high - tick) / (high - low):.1f}%")
+        el("span", f"{tick:g}", style=f"top:{100 * height_of(tick) / _HEIGHT:.1f}%")
         for tick in ticks
     ]
     x_labels = [el("span", f"step {steps[0]}"), el("span", f"{steps[-1]}")]
@@ -134,6 +126,19 @@ def line_chart(
             el("div", *x_labels, class_="x-axis", aria_hidden="true"),
         ]
     )
+
+
+def _path(xs: Sequence[float], ys: Sequence[float | None]) -> str:
+    """A thinned polyline; a gap in the values is a gap in the line."""
+    stride = math.ceil(len(ys) / _MOST_POINTS)
+    pieces: list[str] = []
+    broken = True
+    for i in sorted({*range(0, len(ys), stride), len(ys) - 1}):
+        y = ys[i]
+        if y is not None:
+            pieces.append(f"{'M' if broken else 'L'}{xs[i]:.1f} {y:.1f}")
+        broken = y is None
+    return " ".join(pieces)
 
 
 def _ticks(low: float, high: float) -> list[float]:

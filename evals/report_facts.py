@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -179,10 +180,16 @@ def duration(seconds: float) -> str:
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     """Centred moving average over `window` steps, cut off at both ends; gaps stay gaps."""
     half = window // 2
+    # Running sums keep this linear: a long stage has a wide window as well.
+    sums = list(itertools.accumulate((value or 0.0 for value in values), initial=0.0))
+    counts = list(itertools.accumulate((value is not None for value in values), initial=0))
     smoothed: list[float | None] = []
     for i, value in enumerate(values):
-        near = [v for v in values[max(0, i - half) : i + half + 1] if v is not None]
-        smoothed.append(sum(near) / len(near) if value is not None and near else None)
+        start, stop = max(0, i - half), min(len(values), i + half + 1)
+        mean = None
+        if value is not None:
+            mean = (sums[stop] - sums[start]) / (counts[stop] - counts[start])
+        smoothed.append(mean)
     return smoothed
 
 

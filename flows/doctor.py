@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -18,12 +16,12 @@ from distill.config import STAGE_PREFIX, Config
 from distill.errors import DistillError, PreflightError
 from distill.rundir import read_json
 from distill.types import Message
+from flows.identity import foreign_packages, places
 
 Status = Literal["ok", "warn", "fail"]
 Finding = tuple[Status, str, str]
 """Status, detail, advice."""
 
-OUR_PACKAGES = ("distill", "skills", "teachers", "evals", "flows")
 REQUIRED = (
     "torch",
     "transformers",
@@ -63,7 +61,7 @@ def examine(config: Config | None, home: Path) -> list[Check]:
 
 def machine(home: Path) -> list[Check]:
     """The quick checks, which load nothing heavy: Python, packages, where ours are, disk."""
-    return [_python(), origin_of_packages(_places()), _required(), _disk(home)]
+    return [_python(), _origin(), _required(), _disk(home)]
 
 
 def require_ready(home: Path) -> None:
@@ -73,29 +71,12 @@ def require_ready(home: Path) -> None:
             raise PreflightError(f"{check.name}: {check.detail}; {check.advice}")
 
 
-def origin_of_packages(places: dict[str, Path | None]) -> Check:
-    """All five packages must come from one folder: other distributions use the same names, and an
-    installer lets one overwrite another's files."""
-    name = "our packages"
-    expected = places["flows"]
-    foreign = [f"{package} from {place}" for package, place in places.items() if place != expected]
-    if not foreign:
-        return Check(name=name, status="ok", detail=f"{', '.join(places)} from {expected}")
-    return Check(
-        name=name,
-        status="fail",
-        detail=f"flows comes from {expected}, but {', '.join(foreign)}",
-        advice="install distill-nightly in an environment of its own",
-    )
-
-
-def _places() -> dict[str, Path | None]:
-    places: dict[str, Path | None] = {}
-    for package in OUR_PACKAGES:
-        spec = importlib.util.find_spec(package)
-        where = spec.submodule_search_locations if spec else None
-        places[package] = Path(next(iter(where))).resolve().parent if where else None
-    return places
+def _origin() -> Check:
+    name, where, foreign = "our packages", places(), foreign_packages()
+    if foreign:
+        advice = "install distill-nightly in an environment of its own"
+        return Check(name=name, status="fail", detail=foreign, advice=advice)
+    return Check(name=name, status="ok", detail=f"{', '.join(where)} from {where['flows']}")
 
 
 def _python() -> Check:
@@ -105,6 +86,8 @@ def _python() -> Check:
 
 def versions(packages: Sequence[str] = REQUIRED) -> dict[str, str | None]:
     """Installed version of each distribution, None for a missing one."""
+    import importlib.metadata
+
     found: dict[str, str | None] = {}
     for package in packages:
         try:

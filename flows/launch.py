@@ -1,23 +1,22 @@
-"""Opening the folder of a run for writing: one owner, one configuration, one log per attempt."""
+"""Choosing what to run and opening its folder: one owner, one configuration, one log each time."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import platform
+import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import distill
-from distill.config import Config
+from distill.config import Config, Layer, load
 from distill.errors import ConfigError, DistillError
 from distill.lock import Lock
 from distill.rundir import RunDir, now, read_json, write_json
-from flows.configs import to_toml
+from flows.configs import load_config, presets, to_toml
 from flows.doctor import require_ready, versions
 
 logger = logging.getLogger(__name__)
@@ -25,9 +24,37 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = "lock.json"
 
 
+def choose_run(
+    subcommand: str, arguments: Sequence[str], resume: bool, home: Path
+) -> tuple[Config, RunDir | None]:
+    """The configuration to run and, when resuming, the run that it continues."""
+    placed = list(arguments) if home == Path() else [*arguments, f"run.home={home}"]
+    if not resume:
+        if not any(_is_layer(text) for text in arguments):
+            raise ConfigError(
+                f"which configuration? name a preset ({', '.join(presets())}) or a TOML file"
+            )
+        return load_config(placed), None
+    layers = [text for text in arguments if _is_layer(text)]
+    values = [text for text in arguments if not _is_layer(text)]
+    if layers and layers[0] not in presets() and not layers[0].endswith(".toml"):
+        run = RunDir.open(home, layers.pop(0))
+    elif layers:
+        run = unfinished(home, subcommand, load_config(placed).run.preset)
+    else:
+        run = unfinished(home, subcommand)
+    if run.is_finished:
+        raise ConfigError(f"{run.name} is finished; a new night continues its champion by itself")
+    if layers:
+        return load_config(placed), run
+    stored = run.read_config()
+    text = to_toml(stored)
+    return load([Layer(origin=f"run {run.name}", text=text)], values) if values else stored, run
+
+
 @contextlib.contextmanager
 def open_run(
-    config: Config, *, command: str, argv: Sequence[str], resume: RunDir | None = None
+    config: Config, *, subcommand: str, argv: Sequence[str], resume: RunDir | None = None
 ) -> Iterator[RunDir]:
     """A new run of `config`, or `resume`, locked for this process, logging into its own file.
 
@@ -43,7 +70,7 @@ def open_run(
         with Lock(run.path / LOCK_FILE, f"process on run {run.name}"), _log_file(run) as log:
             run.write_config(config, to_toml(config, _comment(argv)))
             if not (run.path / "env.json").exists():
-                write_json(run.path / "env.json", _environment(config, command, argv))
+                write_json(run.path / "env.json", _environment(config, subcommand, argv))
             run.add_event("attempt", argv=list(argv), pid=os.getpid(), log=log.name)
             yield run
     except DistillError as error:
@@ -53,10 +80,10 @@ def open_run(
         raise
 
 
-def unfinished(home: Path, command: str, preset: str | None = None) -> RunDir:
-    """The newest run of `command` that has no summary yet, of one preset when it is given."""
+def unfinished(home: Path, subcommand: str, preset: str | None = None) -> RunDir:
+    """The newest run of a sub-command that has no summary yet, of one preset when it is given."""
     for run in RunDir.all(home):
-        if run.is_finished or command_of(run) != command:
+        if run.is_finished or subcommand_of(run) != subcommand:
             continue
         if preset is None or run.read_config().run.preset == preset:
             return run
@@ -64,10 +91,14 @@ def unfinished(home: Path, command: str, preset: str | None = None) -> RunDir:
     raise ConfigError(f"nothing to resume: every run{which} in {home / 'runs'} is finished")
 
 
-def command_of(run: RunDir) -> str | None:
+def subcommand_of(run: RunDir) -> str | None:
     """The sub-command that made a run; None when it died before it could say so."""
     path = run.path / "env.json"
-    return read_json(path).get("command") if path.exists() else None
+    return read_json(path).get("subcommand") if path.exists() else None
+
+
+def _is_layer(text: str) -> bool:
+    return "=" not in text or Path(text).is_file()
 
 
 @contextlib.contextmanager
@@ -89,13 +120,16 @@ def _log_file(run: RunDir) -> Iterator[Path]:
 
 
 def _comment(argv: Sequence[str]) -> str:
-    return f"{' '.join(argv)}\nEverything that is missing here kept its default; see config.json."
+    return f"{shlex.join(argv)}\nEverything that is missing here kept its default; see config.json."
 
 
-def _environment(config: Config, command: str, argv: Sequence[str]) -> dict[str, Any]:
+def _environment(config: Config, subcommand: str, argv: Sequence[str]) -> dict[str, Any]:
+    import platform
+
     return {
-        "command": command,
+        "command": shlex.join(argv),
         "argv": list(argv),
+        "subcommand": subcommand,
         "started": now(),
         "seed": config.run.seed,
         "distill-nightly": distill.__version__,
@@ -109,6 +143,8 @@ def _environment(config: Config, command: str, argv: Sequence[str]) -> dict[str,
 
 def _git_revision() -> str | None:
     """Commit of the checkout that runs, with `-dirty` for local changes; None outside of one."""
+    import subprocess
+
     here = Path(__file__).resolve().parent.parent
     if not (here / ".git").exists():
         return None

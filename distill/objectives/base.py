@@ -134,11 +134,6 @@ def denominator_of(aggregate: Aggregate) -> Denominator:
     return "const" if aggregate == "constant" else "weights"
 
 
-def reinforce(logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """-A * S per token; the advantage is detached, or its gradient would cancel the teacher."""
-    return -advantages.detach() * logprobs
-
-
 def importance_ratio(logprobs: Tensor, behaviour: Tensor | None) -> Tensor:
     """exp(S - S_behaviour); without a behaviour the ratio is 1 with the gradient of S."""
     reference = logprobs.detach() if behaviour is None else behaviour

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from distill.errors import ConfigError, DataError
+from distill.errors import ConfigError, DataError, EvalError
 from distill.protocols import Episode
 from distill.types import SPLITS, Message, Split, Task, task_id
 from evals.envs.base import SingleTurn, split_of
@@ -191,6 +191,8 @@ class Table(ABC):
         answer = text("answer")
         if answer is None and self.grader in GRADERS:
             raise DataError(f"{row.where}: {sources['answer']!r} is missing or null; expected text")
+        if answer is not None and self.grader in GRADERS:
+            _check_answer(self.grader, answer, row)
         meta: dict[str, Any] = {"solution": text("solution") or closing}
         meta |= {role: text(role) for role in ("lesson", "key")}
         views = {s.removeprefix("views."): text(s) for s in sources if s.startswith("views.")}
@@ -281,6 +283,20 @@ def _conversation(row: Row, column: str) -> list[Message]:
             )
         messages.append(Message(role=role, content=content))
     return messages
+
+
+def _check_answer(grader: str, answer: str, row: Row) -> None:
+    """An answer that its grader cannot accept would only show as a model that never learns."""
+    reply = f"Answer: {answer}" if grader == "answer" else answer
+    try:
+        accepted = GRADERS[grader](reply, answer).value == 1.0
+    except EvalError as error:
+        raise DataError(f"{row.where}: {error}") from error
+    if not accepted:
+        raise DataError(
+            f"{row.where}: grader {grader!r} does not accept the answer {answer[:60]!r} itself; "
+            "choose another grader or clean the column"
+        )
 
 
 def _check_same(first: Task, first_row: Row, task: Task, row: Row) -> None:

@@ -130,7 +130,7 @@ def test_the_decision_is_deterministic() -> None:
 
 def test_the_order_of_the_outcomes_does_not_matter() -> None:
     candidate, incumbent = report(both(3, 130)), report(both(0, 110))
-    turned = replace(candidate, outcomes=dict(reversed(candidate.outcomes.items())))
+    turned = replace(candidate, outcomes=dict(reversed(list(candidate.outcomes.items()))))
     assert decide(turned, incumbent, GateRules()) == decide(candidate, incumbent, GateRules())
 
 
@@ -148,8 +148,8 @@ def test_a_negative_min_gain_promotes_what_is_no_worse() -> None:
 def test_different_suites_are_refused() -> None:
     with pytest.raises(EvalError, match="different suites"):
         decide(report(both(0, 9)), report(both(0, 9), digest="e" * 64), GateRules())
+    same = report(both(0, 9))
     with pytest.raises(EvalError, match=r"teacher .* different suites"):
-        same = report(both(0, 9))
         decide(same, same, GateRules(), report(both(0, 9), digest="e" * 64, model="teacher"))
 
 

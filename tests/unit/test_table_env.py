@@ -197,6 +197,18 @@ def test_repeated_rows_are_used_once_with_a_warning(
             id="null answer",
         ),
         pytest.param(
+            '{"prompt": "a", "answer": "so it is #### 4"}\n',
+            {"grader": "number"},
+            "line 1: grader 'number' expects a number as the answer",
+            id="answer that is no number",
+        ),
+        pytest.param(
+            '{"prompt": "a", "answer": " "}\n',
+            {"grader": "contains"},
+            "does not accept the answer ' ' itself",
+            id="answer that no reply can match",
+        ),
+        pytest.param(
             '{"prompt": "", "answer": "b"}\n', {}, "prompt 'prompt' is missing", id="empty prompt"
         ),
         pytest.param(
@@ -245,7 +257,7 @@ def test_unusable_rows_are_one_line_errors(
 def test_an_empty_split_says_how_many_tasks_the_others_have(tmp_path: Path) -> None:
     env = Jsonl(path=write(tmp_path / "q.jsonl", questions(1)), columns=COLUMNS)
     with pytest.raises(DataError, match=r"no task in split '(train|gate)' \(tasks per split: "):
-        [env.tasks(split) for split in ("train", "gate")]  # type: ignore[arg-type]
+        [env.tasks(split) for split in ("train", "gate")]
 
 
 def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Parts of a night by themselves: train a stage, sample a reply, evaluate weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from distill.config import Config, Stage
+from distill.engines.hf import HFEngine
+from distill.errors import ConfigError
+from distill.models import checkpoint_ref
+from distill.policy import STUDENT
+from distill.rundir import RunDir
+from distill.types import EvalReport, Message, Sampling, ScoreRequest, Split, TeacherView
+from flows import judging, registry, wiring
+from flows.night import Night, base_name, begin, load_student, prepare_start
+from flows.progress import NoProgress, Progress
+from flows.stages import run_stage
+
+
+def around(config: Config, run: RunDir | None, home: Path) -> Night:
+    """The surroundings of weights that are already there; nothing is written into them."""
+    run = run or RunDir(path=home / "runs" / "none")
+    return Night(config=config, run=run, progress=NoProgress())
+
+
+def train(config: Config, stage: Stage, *, run: RunDir, progress: Progress) -> Path:
+    """Train one stage and the stages before it; returns the folder of its weights.
+
+    Nothing is evaluated, judged or promoted.
+    """
+    import torch
+
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    night = Night(config=config, run=run, progress=progress)
+    with registry.model_lock(night.home, config.model.name):
+        begin(night)
+        for earlier in night.bootstrap_stages:
+            run_stage(night, earlier)
+        if stage.target == "student":
+            prepare_start(night)
+            position = night.student_stages.index(stage)
+            for student in night.student_stages[: position + 1]:
+                run_stage(night, student)
+    return night.final(stage.name)
+
+
+def sample(night: Night, weights: Path, prompt: str, *, teacher: bool) -> dict[str, Any]:
+    """One reply to `prompt`: `reply`, `stop` and `tokens`, each with its log-probability and, when
+    asked for, the teacher's."""
+    config = night.config.for_stage(night.config.last_student())
+    student = load_student(night, config, weights)
+    ids = student.chat.prompt([Message(role="user", content=prompt)])
+    sampling = Sampling(
+        max_new_tokens=config.sampling.max_new_tokens,
+        temperature=0.0,
+        stop_token_ids=student.chat.stop_token_ids,
+        keys=(prompt,),
+    )
+    engine = HFEngine(student.policy, pad_id=student.chat.pad_id)
+    completion = engine.generate([ids], sampling)[0][0]
+    names = student.chat.tokenizer.convert_ids_to_tokens(list(completion.token_ids))
+    tokens: list[dict[str, Any]] = [
+        {"token": name, "logprob": round(logprob, 4)}
+        for name, logprob in zip(names, completion.logprobs, strict=True)
+    ]
+    if teacher:
+        judge = wiring.build_teacher(config, student.policy, student.chat, night.locate)
+        view = TeacherView(
+            token_ids=(*ids, *completion.token_ids),
+            positions=tuple(range(len(ids), len(ids) + len(completion.token_ids))),
+            kind="plain",
+            id="sample",
+        )
+        if judge is None:
+            raise ConfigError("--teacher: the configuration names no teacher; set teacher.name")
+        scores = judge.score([view], ScoreRequest())[0]
+        for entry, score in zip(tokens, scores.logprobs, strict=True):
+            entry["teacher_logprob"] = round(score, 4)
+    return {
+        "reply": student.chat.decode(completion.token_ids),
+        "stop": completion.stop.value,
+        "tokens": tokens,
+    }
+
+
+def evaluate_checkpoint(night: Night, weights: Path, split: Split) -> EvalReport:
+    """Accuracy of a folder of weights on a split of the configured tasks."""
+    config = night.config.for_stage(night.config.last_student())
+    student = load_student(night, config, weights)
+    digest = checkpoint_ref(weights, base=base_name(config)).digest
+    return judging.run_report(config, student, student.policy, STUDENT, digest, split=split)

@@ -1,0 +1,130 @@
+"""What every rollout engine promises, over the real one and the fake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_chat, make_policy
+
+from distill.engines.hf import HFEngine
+from distill.engines.sampling import draw, uniforms
+from distill.engines.scripted import ScriptedEngine
+from distill.errors import ConfigError
+from distill.types import CheckpointRef, Sampling, StopReason
+
+PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14)]
+KEYS = ("a", "b", "c")
+
+
+def make_hf():
+    return HFEngine(make_policy(), pad_id=make_chat().pad_id, max_batch=8)
+
+
+def make_scripted():
+    return ScriptedEngine(lambda prompt, sample: [prompt[0] + sample, 3, 1, 4])
+
+
+@pytest.fixture(params=[make_hf, make_scripted], ids=["hf", "scripted"])
+def engine(request):
+    return request.param()
+
+
+def sampling(**changes):
+    values = {"num_samples": 3, "max_new_tokens": 6, "stop_token_ids": (1, 20, 21), "keys": KEYS}
+    return Sampling(**(values | changes))
+
+
+def test_every_prompt_gets_its_number_of_completions_in_order(engine):
+    groups = engine.generate(PROMPTS, sampling())
+    assert [len(g) for g in groups] == [3, 3, 3]
+
+
+def test_a_completion_carries_one_finite_log_probability_per_token(engine):
+    for group in engine.generate(PROMPTS, sampling()):
+        for completion in group:
+            assert 1 <= len(completion.token_ids) == len(completion.logprobs) <= 6
+            assert all(-100 < x <= 0 for x in completion.logprobs)
+
+
+def test_a_completion_ends_at_its_first_stop_token_and_says_why(engine):
+    for group in engine.generate(PROMPTS, sampling(max_new_tokens=12)):
+        for completion in group:
+            *body, last = completion.token_ids
+            assert not set(body) & {1, 20, 21}
+            stopped = last in (1, 20, 21)
+            assert completion.stop == (StopReason.STOP if stopped else StopReason.LENGTH)
+            if not stopped:
+                assert len(completion.token_ids) == 12
+
+
+def test_equal_keys_give_equal_completions_whatever_stands_beside_them(engine):
+    alone = engine.generate(PROMPTS[1:2], sampling(keys=("b",)))
+    together = engine.generate(PROMPTS, sampling())
+    assert [c.token_ids for c in alone[0]] == [c.token_ids for c in together[1]]
+
+
+def test_loading_a_checkpoint_moves_the_version(engine):
+    ref = CheckpointRef(
+        path=Path("live"), step=7, policy_version=7, base="b", kind="full", digest="live"
+    )
+    engine.load(ref)
+    assert engine.policy_version == 7
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"keys": ("a",)}, "one key per prompt"),
+    ],
+)
+def test_settings_that_cannot_be_honoured_are_refused(engine, changes, word):
+    with pytest.raises(ConfigError, match=word):
+        engine.generate(PROMPTS, sampling(**changes))
+
+
+def test_greedy_decoding_needs_no_keys_and_repeats_itself(engine):
+    settings = sampling(temperature=0.0, keys=(), num_samples=1)
+    assert engine.generate(PROMPTS, settings) == engine.generate(PROMPTS, settings)
+
+
+def test_other_keys_give_other_samples():
+    engine = make_hf()
+    first = engine.generate(PROMPTS, sampling(max_new_tokens=12))
+    other = engine.generate(PROMPTS, sampling(max_new_tokens=12, keys=("x", "y", "z")))
+    assert first != other
+
+
+def test_samples_follow_the_model_distribution():
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).repeat(20_000, 1)
+    noise = torch.from_numpy(uniforms("key", 0, 20_000))
+    ids, scores = draw(logits, noise, Sampling(keys=("k",)))
+    shares = ids.bincount(minlength=4) / 20_000
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.015, rtol=0)
+    torch.testing.assert_close(scores, logits.log_softmax(-1)[0][ids])
+
+
+def test_temperature_and_truncation_shape_the_recorded_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(500, 1)
+    noise = torch.from_numpy(uniforms("key", 1, 500))
+    ids, scores = draw(logits, noise, Sampling(keys=("k",), top_k=2))
+    assert set(ids.tolist()) == {0, 1}
+    torch.testing.assert_close(scores.exp()[ids == 0][0], torch.tensor(0.625))
+    ids, _ = draw(logits, noise, Sampling(keys=("k",), top_p=0.7))
+    assert set(ids.tolist()) == {0, 1}
+    _, scores = draw(logits, noise, Sampling(keys=("k",), temperature=0.5))
+    squared = torch.tensor([0.25, 0.09, 0.0225, 0.0025])
+    assert any(torch.isclose(scores[0].exp(), squared / squared.sum()))
+
+
+def test_a_token_without_probability_is_never_drawn():
+    logits = torch.tensor([[0.0, float("-inf"), 0.0, float("-inf")]])
+    for u in (0.0, 0.5, 1.0 - 1e-16, 1.0):
+        ids, _ = draw(logits, torch.tensor([u], dtype=torch.float64), Sampling(keys=("k",)))
+        assert int(ids[0]) in (0, 2)

@@ -1,0 +1,234 @@
+"""What every teacher promises, and what a view guarantees about the tokens it shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import make_chat, make_model, make_policy, make_rollout, random_rollouts
+
+from distill.batch import collate
+from distill.errors import ConfigError, DataError, TeacherError
+from distill.models import new_adapter
+from distill.objectives import GKD, OPD
+from distill.policy import AdapterSpec, Policy
+from distill.step import Parts, on_policy_step
+from distill.tokens import require_same_tokenizer
+from distill.trainer import Trainer, TrainerOptions
+from distill.types import Message, ScoreRequest, Task
+from teachers.local import LocalTeacher
+from teachers.self_teacher import self_teacher
+from teachers.views import Plain, Shuffled, WithAnswer
+
+
+def frozen(seed=1):
+    return LocalTeacher(Policy(make_model(seed), base="t", trainable=False), name="t")
+
+
+def adapter_policy():
+    policy = Policy(
+        new_adapter(make_model(), AdapterSpec(rank=4), seed=3), base="b", kind="adapter"
+    )
+    with torch.no_grad():
+        for name, parameter in policy.trainable().items():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3)
+    return policy
+
+
+TEACHERS = {
+    "local": frozen,
+    "self, adapter off": lambda: self_teacher(adapter_policy()),
+    "self, full weights": lambda: self_teacher(make_policy()),
+}
+
+
+@pytest.fixture(params=TEACHERS.values(), ids=TEACHERS.keys())
+def teacher(request):
+    return request.param()
+
+
+def views_of(rollouts):
+    return [v for v in Plain().build(rollouts, {}) if v is not None]
+
+
+def test_scores_cover_exactly_the_trained_tokens(teacher):
+    rollouts = random_rollouts()
+    scores = teacher.score(views_of(rollouts), ScoreRequest(entropy=True))
+    for rollout, score in zip(rollouts, scores, strict=True):
+        assert len(score.logprobs) == len(score.entropy) == rollout.num_trained
+        assert all(x < 0 for x in score.logprobs)
+        assert all(x > 0 for x in score.entropy)
+
+
+def test_the_distribution_agrees_with_the_scores(teacher):
+    rollouts = random_rollouts()
+    views = views_of(rollouts)
+    batch = collate(rollouts)
+    dist = teacher.distribution(views).log_probs(torch.arange(batch.num_tokens))
+    ids = batch.input_ids[batch.completion_mask]
+    flat = [x for s in teacher.score(views, ScoreRequest()) for x in s.logprobs]
+    torch.testing.assert_close(
+        dist.gather(-1, ids[:, None])[:, 0], torch.tensor(flat), atol=1e-5, rtol=1e-5
+    )
+    assert not dist.requires_grad
+
+
+def test_the_order_of_the_views_changes_no_score(teacher):
+    views = views_of(random_rollouts())
+    forward = teacher.score(views, ScoreRequest())
+    backward = teacher.score(views[::-1], ScoreRequest())[::-1]
+    for left, right in zip(forward, backward, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(left.logprobs), torch.tensor(right.logprobs), atol=1e-5, rtol=1e-5
+        )
+
+
+def test_asking_for_what_it_cannot_do_names_what_it_can(teacher):
+    with pytest.raises(TeacherError, match="distribution, entropy, logprobs"):
+        teacher.score(views_of(random_rollouts()), ScoreRequest(candidates=4))
+
+
+@pytest.mark.parametrize("objective", [OPD(), GKD(beta=0.0), GKD(beta=0.5), GKD(beta=1.0)])
+def test_a_teacher_with_the_weights_of_the_student_moves_nothing(objective):
+    for policy, teacher in (
+        (make_policy(), LocalTeacher(Policy(make_model(), base="t", trainable=False), name="t")),
+        (policy := make_policy(), self_teacher(policy)),
+    ):
+        parts = Parts(
+            tasks=lambda step: [],
+            rows=lambda tasks, step: random_rollouts(),
+            policy=policy,
+            objective=objective,
+            trainer=Trainer(policy, TrainerOptions(num_steps=1, lr=0.0)),
+            teacher=teacher,
+            view=Plain(),
+        )
+        report = on_policy_step(parts, 1)
+        assert report.update.loss == pytest.approx(0.0, abs=1e-6)
+        assert report.update.grad_norm == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_self_teacher_keeps_still_while_the_student_moves():
+    policy = adapter_policy()
+    teacher = self_teacher(policy)
+    views = views_of(random_rollouts())
+    before = teacher.score(views, ScoreRequest())
+    with torch.no_grad():
+        for parameter in policy.trainable().values():
+            parameter.add_(0.1)
+    after = teacher.score(views, ScoreRequest())
+    assert [s.logprobs for s in before] == [s.logprobs for s in after]
+    assert not any("base_layer" in name for name in policy.trainable())
+
+
+def test_an_adapter_teacher_shares_the_base_and_is_never_trained(tmp_path):
+    expert = adapter_policy()
+    expert.model.save_pretrained(str(tmp_path), save_embedding_layers=False)
+    views = views_of(random_rollouts())
+    expected = expert.score(views)
+    student = Policy(
+        new_adapter(make_model(), AdapterSpec(rank=4), seed=9), base="b", kind="adapter"
+    )
+    names = set(student.trainable())
+    teacher = LocalTeacher(student, name="expert", role=student.add_adapter("teacher", tmp_path))
+    found = teacher.score(views, ScoreRequest())
+    assert set(student.trainable()) == names
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(
+            torch.tensor(left.logprobs), torch.tensor(right.logprobs), atol=1e-5, rtol=1e-5
+        )
+
+
+def task(content="ab=", answer="ba", **meta):
+    return Task(
+        id="t0",
+        env="e",
+        domain="d",
+        split="train",
+        prompt=(Message(role="user", content=content),),
+        answer=answer,
+        meta=meta,
+    )
+
+
+def test_a_privileged_view_shows_the_answer_and_the_same_response():
+    chat = make_chat()
+    rollout = make_rollout(chat.prompt(task().prompt), [5, 6, 1])
+    view = WithAnswer(chat=chat, task_of=lambda _: task(), template="answer:{answer}")
+    (built,) = view.build([rollout], {})
+    assert chat.decode(built.token_ids[: built.positions[0]]) == "ab=answer:ba"
+    assert [built.token_ids[p] for p in built.positions] == [5, 6, 1]
+
+
+def test_a_task_with_its_own_privileged_prompt_uses_it():
+    chat = make_chat()
+    own = task(views={"answer": "ab:ba="})
+    rollout = make_rollout(chat.prompt(own.prompt), [5, 1])
+    (built,) = WithAnswer(chat=chat, task_of=lambda _: own).build([rollout], {})
+    assert chat.decode(built.token_ids[: built.positions[0]]) == "ab:ba="
+
+
+def test_a_view_that_does_not_fit_is_dropped_and_never_cut():
+    chat = make_chat()
+    rollout = make_rollout(chat.prompt(task().prompt), [5, 6, 1])
+    view = WithAnswer(
+        chat=chat, task_of=lambda _: task(answer="b" * 30), template="{answer}", max_length=20
+    )
+    assert view.build([rollout], {}) == [None]
+
+
+def test_a_view_without_an_answer_names_the_task():
+    chat = make_chat()
+    rollout = make_rollout(chat.prompt(task().prompt), [5, 1])
+    with pytest.raises(DataError, match="t0"):
+        WithAnswer(chat=chat, task_of=lambda _: task(answer=None)).build([rollout], {})
+
+
+def test_the_shuffled_view_shows_every_response_under_another_prompt():
+    rollouts = [make_rollout([5 + i, 6], [9, i + 10], name=f"t{i}") for i in range(3)]
+    for rollout, view in zip(rollouts, Shuffled().build(rollouts, {}), strict=True):
+        assert view.token_ids[:2] != rollout.token_ids[:2]
+        assert view.token_ids[2:] == rollout.token_ids[2:]
+    with pytest.raises(ConfigError, match="two prompts"):
+        Shuffled().build(rollouts[:1], {})
+
+
+def test_a_dropped_view_empties_the_row_and_keeps_the_others_aligned():
+    class DropFirst:
+        kind = "plain"
+
+        def build(self, rollouts, contexts):
+            return [None, *Plain().build(rollouts, contexts)[1:]]
+
+    policy, rollouts = make_policy(), random_rollouts()
+
+    def update(view, rows, objective):
+        parts = Parts(
+            tasks=lambda step: [],
+            rows=lambda tasks, step: rows,
+            policy=make_policy(),
+            objective=objective,
+            trainer=None,
+            teacher=frozen(),
+            view=view,
+        )
+        from dataclasses import replace
+
+        parts = replace(parts, trainer=Trainer(parts.policy, TrainerOptions(num_steps=1, lr=0.0)))
+        return on_policy_step(parts, 1)
+
+    assert policy.kind == "full"
+    for objective in (OPD(), GKD()):
+        dropped = update(DropFirst(), rollouts, objective)
+        without = update(Plain(), rollouts[1:], objective)
+        assert dropped.num_dropped == 1
+        assert dropped.update.loss == pytest.approx(without.update.loss, abs=1e-5)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused_with_the_first_difference():
+    from distill.models import char_tokenizer
+
+    ours, theirs = char_tokenizer("_$^abc"), char_tokenizer("_$^acb")
+    require_same_tokenizer(ours, char_tokenizer("_$^abc"), "t")
+    with pytest.raises(ConfigError, match="first difference: 'b' is 4 here and 5 there"):
+        require_same_tokenizer(ours, theirs, "t")

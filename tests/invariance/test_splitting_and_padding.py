@@ -1,0 +1,177 @@
+"""What must not change a gradient: micro-batches, order, padding; and what must not train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import INFO, make_policy, make_rollout, random_rollouts
+
+from distill.batch import collate, micro_batches, token_scores
+from distill.errors import DistillError
+from distill.objectives import GKD, GRPO, OPD, SFT
+from distill.objectives.base import ForwardPlan, Term, with_weights
+from distill.policy import Policy
+from distill.step import _own_views
+from distill.trainer import Trainer, TrainerOptions, sum_terms
+from distill.types import ScoreRequest
+from teachers.local import LocalTeacher
+
+
+def gradients(rollouts, objective, **options):
+    """Weights after one SGD-like step are compared through the gradient that caused them."""
+    policy = make_policy()
+    teacher = LocalTeacher(Policy(make_policy(seed=1).model, base="t", trainable=False), name="t")
+    views = _own_views(rollouts)
+    targets = {}
+    if "teacher.logprobs" in objective.needs:
+        targets["teacher"] = teacher.score(views, ScoreRequest())
+    if "teacher.distribution" in objective.needs:
+        targets["teacher"] = teacher.distribution(views)
+    batch = collate(rollouts, targets)
+    trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.0, grad_clip=0.0, **options))
+    kept = {}
+    step = trainer.optimizer.step
+
+    def keep_then_step():
+        kept.update({n: p.grad.clone() for n, p in policy.trainable().items()})
+        return step()
+
+    trainer.optimizer.step = keep_then_step
+    report = trainer.update(batch, objective, INFO)
+    return report, kept
+
+
+OBJECTIVES = [
+    SFT(),
+    SFT(aggregate="sequence"),
+    OPD(),
+    GKD(beta=1.0),
+    GKD(beta=0.5, aggregate="trajectory"),
+    GRPO(),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.name}-{o.aggregate}")
+@pytest.mark.parametrize("tokens", [1, 20, 40])
+def test_micro_batches_change_neither_loss_nor_gradient(objective, tokens):
+    rollouts = random_rollouts(8)
+    whole, expected = gradients(rollouts, objective)
+    split, found = gradients(rollouts, objective, micro_batch_tokens=tokens)
+    assert split.loss == pytest.approx(whole.loss, abs=1e-5)
+    assert split.metrics == pytest.approx(whole.metrics, abs=1e-4)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.name}-{o.aggregate}")
+def test_the_order_of_the_rows_changes_nothing(objective):
+    rollouts = random_rollouts(8)
+    whole, expected = gradients(rollouts, objective)
+    turned, found = gradients(rollouts[::-1], objective)
+    assert turned.loss == pytest.approx(whole.loss, abs=1e-5)
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4)
+
+
+def test_a_dense_step_equals_the_loop_over_single_rows():
+    rollouts = random_rollouts(6)
+    policy = make_policy()
+    total = sum(r.num_trained for r in rollouts)
+    loss = 0.0
+    for rollout in rollouts:
+        batch = collate([rollout])
+        loss -= float(policy.forward(batch, ForwardPlan()).logprobs.detach().sum()) / total
+    report, _ = gradients(rollouts, SFT())
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize("extra", [1, 7])
+def test_more_padding_on_the_right_changes_nothing(extra):
+    policy, batch = make_policy(), collate(random_rollouts())
+    wide = _padded(batch, 0, extra)
+    ours = policy.forward(batch, ForwardPlan(entropy=True))
+    theirs = policy.forward(wide, ForwardPlan(entropy=True))
+    width = batch.input_ids.shape[1]
+    torch.testing.assert_close(theirs.logprobs[:, :width], ours.logprobs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(theirs.entropy[:, :width], ours.entropy, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("extra", [1, 5])
+def test_padding_on_the_left_changes_nothing(extra):
+    policy, batch = make_policy(), collate(random_rollouts())
+    shifted = _padded(batch, extra, 0)
+    ours = policy.forward(batch, ForwardPlan()).logprobs
+    theirs = policy.forward(shifted, ForwardPlan()).logprobs
+    torch.testing.assert_close(theirs[:, extra:], ours, atol=1e-5, rtol=1e-5)
+
+
+def test_the_eos_token_is_trained_even_when_it_is_the_padding_token():
+    rollout = make_rollout([5, 6], [7, 0])
+    batch = collate([rollout, make_rollout([5, 6], [7, 8, 9, 0])], pad_id=0)
+    assert batch.num_tokens == 6
+    assert batch.labels[0].tolist() == [-100, -100, 7, 0, -100, -100]
+
+
+def test_only_the_sampled_tokens_of_several_turns_are_trained():
+    rollout = make_rollout([5, 6], [7, 8, 9, 10])
+    mask = (False, False, True, False, False, True)  # an observation between two replies
+    batch = collate([replace(rollout, completion_mask=mask)])
+    policy = make_policy()
+    view = policy.forward(batch, ForwardPlan())
+    assert (view.logprobs[0] != 0).tolist() == list(mask)
+
+
+def test_infinite_values_outside_the_mask_do_not_reach_the_loss():
+    per_token = torch.tensor([[float("inf"), 1.0, float("nan")]], requires_grad=True)
+    term = Term(name="x", per_token=per_token, weights=torch.tensor([[0.0, 2.0, 0.0]]))
+    loss = sum_terms((term,), lambda name, kind: 4.0)
+    loss.backward()
+    assert float(loss.detach()) == 0.5
+    assert per_token.grad.tolist() == [[0.0, 0.5, 0.0]]
+
+
+def test_micro_batches_hold_every_trained_row_once_and_leave_out_empty_ones():
+    rollouts = random_rollouts(7)
+    empty = (False,) * len(rollouts[3].token_ids)
+    rollouts[3] = replace(rollouts[3], completion_mask=empty)
+    batch = with_weights(collate(rollouts), "x", "token")
+    parts = list(micro_batches(batch, 30))
+    assert sum(p.num_rows for p in parts) == 6
+    assert sum(p.num_tokens for p in parts) == batch.num_tokens
+    flat = torch.cat([p.flat_rows() for p in parts]).sort().values
+    assert flat.tolist() == list(range(batch.num_tokens))
+    for part in parts:
+        assert part.num_rows == 1 or part.input_ids.numel() <= 30
+
+
+def test_a_batch_without_a_trained_token_is_refused_by_name():
+    rollout = replace(make_rollout([5], [6]), completion_mask=(False, False))
+    trainer = Trainer(make_policy(), TrainerOptions(num_steps=1, lr=0.1))
+    with pytest.raises(DistillError, match="no trained token"):
+        trainer.update(collate([rollout]), SFT(), INFO)
+
+
+def test_several_updates_per_batch_use_the_log_probabilities_from_before_the_first():
+    rollouts = random_rollouts(8)
+    policy = make_policy()
+    trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.01, epochs=2, minibatches=2))
+    batch = collate(rollouts)
+    behaviour = token_scores(policy.score(_own_views(rollouts)), batch.completion_mask, "b")
+    batch = replace(batch, behaviour_logprobs=behaviour.logprobs)
+    report = trainer.update(batch, GRPO(clip_low=0.01, clip_high=0.01), INFO)
+    assert report.metrics["grpo/clipped_share"] > 0  # only possible once the policy has moved
+
+
+def _padded(batch, left, right):
+    def pad(x, value=0):
+        return torch.nn.functional.pad(x, (left, right), value=value)
+
+    return replace(
+        batch,
+        input_ids=pad(batch.input_ids),
+        attention_mask=pad(batch.attention_mask),
+        completion_mask=pad(batch.completion_mask),
+        sampler_logprobs=pad(batch.sampler_logprobs),
+    )
