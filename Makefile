@@ -34,7 +34,7 @@ define night
 @rc=0; $(BIN)/distill nightly $(1) $(ARGS) || rc=$$?; \
 case $$rc in \
   0) ;; \
-  3) echo "Verdict: not promoted. The gate held or rejected the student; the report says why." ;; \
+  3) echo "The night is finished; its verdict (above) is not to promote. The report says why." ;; \
   *) exit $$rc ;; \
 esac
 endef

@@ -64,7 +64,8 @@ def save_checkpoint(
 
 
 def write_manifest(folder: Path) -> None:
-    files = {p.name: digest_file(p) for p in sorted(folder.iterdir()) if p.is_file()}
+    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name != "manifest.json")
+    files = {name: digest_file(folder / name) for name in names}
     write_json(folder / "manifest.json", {"format": _FORMAT, "files": files})
 
 

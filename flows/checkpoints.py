@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill.config import Config
-from distill.errors import CheckpointError, ConfigError
+from distill.errors import ConfigError
 from distill.rundir import RunDir
 from flows import registry
 
@@ -41,7 +41,7 @@ def find_checkpoint(home: Path, text: str) -> Found:
     if text in names or (folder / "config.json").is_file():
         run = names.get(text) or RunDir.open(home, folder)
         return Found(path=_student(run), run=run)
-    raise CheckpointError(
+    raise ConfigError(
         f"{text!r} is no folder with {' or '.join(WEIGHTS)}, no run and no model with a champion; "
         "see: distill registry list, distill runs list"
     )
@@ -53,7 +53,7 @@ def _student(run: RunDir) -> Path:
         final = run.stage_dir(stage.name) / "final"
         if stage.target == "student" and final.is_dir():
             return final
-    raise CheckpointError(f"{run.name} has no finished student yet; resume it first")
+    raise ConfigError(f"{run.name} has no finished student yet; resume it first")
 
 
 def _run_of(folder: Path, home: Path) -> RunDir | None:

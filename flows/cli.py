@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"distill-nightly {distill.__version__}")
         return 0
+    # Bars of the libraries below would break our own lines; what takes time is announced by us.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     foreign = foreign_packages()
     if foreign and words[:1] != ["doctor"]:
         say(f"distill: error: {foreign}; install distill-nightly in an environment of its own")

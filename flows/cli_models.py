@@ -41,10 +41,11 @@ def sample(
     home: Home = Path(),
 ) -> None:
     """Print one reply; with --teacher also how likely the teacher finds each token."""
-    from flows import single
     from flows.checkpoints import find_checkpoint
 
     found = find_checkpoint(home, checkpoint)
+    from flows import single
+
     night = single.around(_config(found, arguments), found.run, home)
     result = single.sample(night, found.path, prompt, teacher=teacher)
     if as_json:
@@ -117,12 +118,13 @@ def promote(
     home: Home = Path(),
 ) -> None:
     """Make weights the champion. Without a verdict that says so, --yes is needed."""
-    from distill.models import checkpoint_ref
     from flows import registry
     from flows.checkpoints import find_checkpoint
-    from flows.night import base_name
 
     found = find_checkpoint(home, checkpoint)
+    from distill.models import checkpoint_ref
+    from flows.night import base_name
+
     config = found.config()
     own = config.for_stage(config.last_student())
     ref = checkpoint_ref(found.path, base=base_name(own))

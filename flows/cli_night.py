@@ -33,12 +33,13 @@ def nightly(
     arguments: Arguments = None, resume: Resume = False, as_json: Json = False, home: Home = Path()
 ) -> int:
     """The main job: train, evaluate, judge, promote or not, report. Exit code 3: not promoted."""
-    from flows import wiring
     from flows.launch import choose_run, open_run
-    from flows.nightly import run_nightly
     from flows.progress import open_progress
 
     config, old = choose_run("nightly", arguments or [], resume, home)
+    from flows import wiring  # loads torch, so what can be wrong without it is said before
+    from flows.nightly import run_nightly
+
     wiring.check(config)
     argv = ["distill", *sys.argv[1:]]
     with (
@@ -65,12 +66,13 @@ def train(
     home: Home = Path(),
 ) -> None:
     """Train one stage without evaluation, gate or promotion."""
-    from flows import single, wiring
     from flows.launch import choose_run, open_run
     from flows.progress import open_progress
 
     config, old = choose_run("train", arguments or [], resume, home)
     chosen = config.stage(stage) if stage else config.last_student()
+    from flows import single, wiring  # loads torch, so what can be wrong without it is said before
+
     wiring.check(config)
     if dry_run:
         _describe(config.for_stage(chosen), as_json)

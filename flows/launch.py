@@ -72,7 +72,8 @@ def open_run(
             if not (run.path / "env.json").exists():
                 write_json(run.path / "env.json", _environment(config, subcommand, argv))
             run.add_event("attempt", argv=list(argv), pid=os.getpid(), log=log.name)
-            yield run
+            with _failure_in_log():
+                yield run
     except DistillError as error:
         has_work = any(run.path.glob("stages/*/*"))
         if resume is None and error.exit_code != 1 and not has_work:
@@ -117,6 +118,15 @@ def _log_file(run: RunDir) -> Iterator[Path]:
         root.setLevel(level)
         root.removeHandler(handler)
         handler.close()
+
+
+@contextlib.contextmanager
+def _failure_in_log() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        logger.info("the run stopped here", exc_info=True)
+        raise
 
 
 def _comment(argv: Sequence[str]) -> str:

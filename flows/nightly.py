@@ -132,6 +132,8 @@ def quiet_prefect(home: Path) -> None:
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_CLI_PROMPT": "false",
+        # The first start makes a database; a busy machine needs longer than the default 20 s.
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
         "PREFECT_HOME": str((home / "cache" / "prefect").resolve()),
     }
     for name, value in defaults.items():

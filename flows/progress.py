@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
+logger = logging.getLogger(__name__)
+
 SHOWN = ("reward/mean", "kl/mean", "loss")
 """Metrics worth a place in the line, in this order; the others are in the metrics file."""
 SECONDS_PER_LINE = 10.0
@@ -57,7 +59,7 @@ class PlainProgress:
     def stage_started(self, name: str, num_steps: int) -> None:
         self._steps[name] = num_steps
         self._last_line = time.monotonic()
-        self.message(f"{name}: started, {num_steps} steps")
+        self.message(f"{name}: started" + (f", {num_steps} steps" if num_steps else ""))
 
     def step(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
         if time.monotonic() - self._last_line >= SECONDS_PER_LINE:
@@ -69,6 +71,7 @@ class PlainProgress:
 
     def message(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+        logger.info("%s", text)
 
 
 class RichProgress:
@@ -92,6 +95,7 @@ class RichProgress:
 
     def message(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        logger.info("%s", text)
 
 
 @contextlib.contextmanager

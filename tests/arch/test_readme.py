@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 ALPHABET = "_$?" + "0123456789+= abcdefghijklmnopqrstuvwxyz"
 QUICK = (
-    "distill --help",
+    "distill doctor",
     "distill init my.toml --model owner/name --data questions.jsonl",
     "distill config check my.toml",
     "distill config show tiny",
