@@ -26,8 +26,6 @@ class Distribution(Protocol):
     written to disk; recomputed on resume.
     """
 
-    vocab_size: int
-
     def log_probs(self, rows: Tensor) -> Tensor: ...  # rows [n] int64 -> [n, V] float32
 
 
@@ -37,10 +35,6 @@ class HiddenDistribution:
 
     hidden: Tensor  # [N, d]
     head: Head
-
-    @property
-    def vocab_size(self) -> int:
-        return self.head.vocab_size
 
     @torch.no_grad()
     def log_probs(self, rows: Tensor) -> Tensor:

@@ -77,7 +77,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"the tokenizer of {path} cannot be loaded: {_line(error)}") from error
+        raise CheckpointError(
+            f"the tokenizer of {path} cannot be loaded: {_line(error)}"
+        ) from error
 
 
 def load_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = False) -> Any:

@@ -95,7 +95,7 @@ class Policy:
         if self.kind != "adapter":
             raise ConfigError(
                 f"an adapter teacher needs a student that is trained as an adapter of the same "
-                f"base, but model.kind is {self.kind!r}; set model.kind = \"adapter\""
+                f'base, but model.kind is {self.kind!r}; set model.kind = "adapter"'
             )
         self.model.load_adapter(str(path), adapter_name=name, is_trainable=False)
         self.model.set_adapter(_ADAPTER)

@@ -58,8 +58,6 @@ class Teacher(Protocol):
 class View(Protocol):
     """Builds what the teacher reads. Sees the whole step; None drops the row (counted)."""
 
-    kind: str
-
     def build(
         self, rollouts: Sequence[Rollout], contexts: Mapping[str, str]
     ) -> list[TeacherView | None]: ...

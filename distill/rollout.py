@@ -120,7 +120,7 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, max_turns: i
         turn = attempt.episode.reply(text)
     except DistillError:
         raise
-    except Exception as error:  # noqa: BLE001 - user environments may raise anything; it is data
+    except Exception as error:
         attempt.error = f"{type(error).__name__}: {error}"
         attempt.done = True
         return
@@ -147,7 +147,7 @@ def _row(attempt: _Attempt, policy_version: int) -> Rollout:
             reward, parts = outcome.value, dict(outcome.parts)
         except DistillError:
             raise
-        except Exception as failure:  # noqa: BLE001 - graders are user code as well
+        except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
     mask = attempt.mask if error is None else [False] * len(attempt.mask)
     return Rollout(
@@ -171,8 +171,7 @@ def _row(attempt: _Attempt, policy_version: int) -> Rollout:
 
 
 def demonstrate(tasks: Sequence[Task], chat: Chat, *, key: str) -> list[Rollout]:
-    """Worked solutions as rows: `meta["solution"]` of each task, closed with the end token.
-    """
+    """Worked solutions as rows: `meta["solution"]` of each task, closed with the end token."""
     missing = [t for t in tasks if not isinstance(t.meta.get("solution"), str)]
     if missing:
         raise DataError(

@@ -95,14 +95,10 @@ def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport
     if parts.engine is not None and parts.publish is not None and step % parts.publish_every == 0:
         parts.engine.load(parts.publish(step))
     trained = sum(1 for r in rows if r.num_trained)
-    return StepReport(
-        update=update, sampled=summarise(sampled), num_dropped=len(sampled) - trained
-    )
+    return StepReport(update=update, sampled=summarise(sampled), num_dropped=len(sampled) - trained)
 
 
-def _views(
-    parts: Parts, rollouts: Sequence[Rollout]
-) -> tuple[list[Rollout], list[TeacherView]]:
+def _views(parts: Parts, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[TeacherView]]:
     """Rows with the views that the teacher reads; a row without a view loses its mask."""
     if parts.teacher is None or parts.view is None:
         return list(rollouts), []

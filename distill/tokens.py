@@ -37,9 +37,7 @@ class Chat:
         self.template_kwargs = dict(template_kwargs or {})
         self.stop_token_ids = _stop_set(tokenizer, stop, eos_token_ids)
         self.pad_id = int(
-            tokenizer.pad_token_id
-            if tokenizer.pad_token_id is not None
-            else self.stop_token_ids[0]
+            tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.stop_token_ids[0]
         )
 
     @property
@@ -145,9 +143,7 @@ def require_same_tokenizer(student: Any, teacher: Any, teacher_name: str) -> Non
     )
 
 
-def _stop_set(
-    tokenizer: Any, stop: Sequence[str], eos_token_ids: Sequence[int]
-) -> tuple[int, ...]:
+def _stop_set(tokenizer: Any, stop: Sequence[str], eos_token_ids: Sequence[int]) -> tuple[int, ...]:
     found: list[int] = []
     if tokenizer.eos_token_id is not None:
         found.append(int(tokenizer.eos_token_id))

@@ -208,4 +208,3 @@ class _Ledger:
     def metrics(self) -> dict[str, float]:
         means = {name: total / (weight or 1.0) for name, (total, weight) in self._sums.items()}
         return means | {name: value for name, (_, value) in self._extremes.items()}
-

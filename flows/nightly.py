@@ -55,6 +55,7 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
     One night at a time per model: the lock of the model is held throughout.
     """
     import torch
+
     from evals.report import build
 
     wiring.check(config)

@@ -25,8 +25,15 @@ from distill.errors import CheckpointError
 from distill.models import save_weights, weights_file
 from distill.protocols import RolloutEngine, Tracker
 from distill.rollout import collect, demonstrate
-from distill.rundir import RunDir, digest_file, digest_json, from_json, read_json, staged_dir
-from distill.rundir import write_json
+from distill.rundir import (
+    RunDir,
+    digest_file,
+    digest_json,
+    from_json,
+    read_json,
+    staged_dir,
+    write_json,
+)
 from distill.sampler import TaskSampler
 from distill.segments import Segments
 from distill.step import Once, Parts, StepReport, just_run, on_policy_step

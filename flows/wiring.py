@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 from distill.config import Config, Stage
 from distill.errors import ConfigError
 from distill.objectives.base import Objective
-from distill.policy import BASE, Policy
+from distill.policy import Policy
 from distill.protocols import Env, Teacher, View
 from distill.sections import Named
 from distill.tables import coerce, did_you_mean, find_origin, reject_unknown
@@ -37,7 +37,7 @@ class LocalOptions:
 class SelfOptions:
     """[teacher] name = "self_teacher": the student's own base model."""
 
-    role: Literal["base"] = BASE
+    role: Literal["base"] = "base"
 
 
 TEACHERS: dict[str, type[Any]] = {"local": LocalOptions, "self_teacher": SelfOptions}

@@ -82,7 +82,9 @@ def random_rollouts(count: int = 6, seed: int = 0) -> list[Rollout]:
     ]
 
 
-def logits_batch(token_ids: Tensor, teacher_logprobs: Tensor | None = None, **changes: Any) -> Batch:
+def logits_batch(
+    token_ids: Tensor, teacher_logprobs: Tensor | None = None, **changes: Any
+) -> Batch:
     """A batch whose rows are [prompt token, tokens]: token_ids [B, C] -> T = C + 1."""
     rows, width = token_ids.shape
     ids = torch.cat([torch.zeros(rows, 1, dtype=torch.long), token_ids], 1)

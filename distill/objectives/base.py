@@ -94,7 +94,9 @@ class Objective(Protocol):
 def present(value: Tensor | None, name: str) -> Tensor:
     """Narrow an optional field; it is missing only when `needs` was not honoured."""
     if value is None:
-        raise AlignmentError(f"the batch has no {name}, but the objective declared that it needs it")
+        raise AlignmentError(
+            f"the batch has no {name}, but the objective declared that it needs it"
+        )
     return value
 
 

@@ -31,6 +31,7 @@ class GKD:
     name: ClassVar[str] = "gkd"
     needs: ClassVar[frozenset[str]] = frozenset({"teacher.distribution"})
     paper: ClassVar[str] = "2306.13649"
+    formula: ClassVar[str] = "D_beta(nu, pi) over the full vocabulary"
 
     beta: float = 1.0
     """Interpolation in [0, 1]: 0 forward KL, 1 reverse KL, between the generalised JSD."""

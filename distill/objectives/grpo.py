@@ -35,6 +35,7 @@ class GRPO:
     name: ClassVar[str] = "grpo"
     needs: ClassVar[frozenset[str]] = frozenset({"rewards", "groups"})
     paper: ClassVar[str] = "2402.03300"
+    formula: ClassVar[str] = "max(-A r, -A clip(r)), A = z-score of the reward in its group"
 
     group: Literal["zscore", "center"] = "zscore"
     """How a reward becomes an advantage within its group."""
@@ -98,4 +99,3 @@ class GRPO:
                 },
             ),
         )
-

@@ -37,6 +37,7 @@ class OPD:
     name: ClassVar[str] = "opd"
     needs: ClassVar[frozenset[str]] = frozenset({"teacher.logprobs"})
     paper: ClassVar[str] = "2306.13649"
+    formula: ClassVar[str] = "-A r, A = N - S"
 
     coefficient: float = 1.0
     """Scale of the advantage, > 0."""
@@ -92,9 +93,7 @@ class OPD:
                 denominator=denominator_of(self.aggregate),
                 metrics={
                     "reverse_kl": Metric(values=gap, weights=weights),
-                    "advantage_max": Metric(
-                        values=advantages.abs(), weights=weights, reduce="max"
-                    ),
+                    "advantage_max": Metric(values=advantages.abs(), weights=weights, reduce="max"),
                 },
             ),
         )

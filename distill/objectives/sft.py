@@ -1,6 +1,6 @@
 """Supervised fine-tuning: maximum likelihood of the trained tokens.
 
-    per_token = -log pi(y_t | s_t)
+per_token = -log pi(y_t | s_t)
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class SFT:
     name: ClassVar[str] = "sft"
     needs: ClassVar[frozenset[str]] = frozenset()
     paper: ClassVar[str] = "-"
+    formula: ClassVar[str] = "-S"
 
     aggregate: Aggregate = "token"
     """What the loss is a mean over: token, sequence, sequence_sum, trajectory or constant."""

@@ -91,13 +91,19 @@ def _number_filtering(data: Metadata) -> Worked:
     numbers = [number_text(n) for n in data["original_numbers"]]
     bound = number_text(data["filter_value"])
     verb, side = data["operation"].split("_")
+    keep = verb == "keep"
     hits = [
-        (Decimal(n) > Decimal(bound)) if side == "larger" else (Decimal(n) < Decimal(bound))
+        (Decimal(n) > Decimal(bound) if side == "larger" else Decimal(n) < Decimal(bound)) == keep
         for n in numbers
     ]
-    kept = [n for n, hit in zip(numbers, hits, strict=True) if hit == (verb == "keep")]
-    question = f"{verb.capitalize()} numbers {side} than {bound}: {', '.join(numbers)}"
-    return Worked(question=question, answer=", ".join(kept) or "none")
+    kept = [n for n, hit in zip(numbers, hits, strict=True) if hit]
+    return Worked(
+        question=f"{verb.capitalize()} numbers {side} than {bound}: {', '.join(numbers)}",
+        answer=", ".join(kept) or "none",
+        steps=", ".join(
+            f"{n} {'yes' if hit else 'no'}" for n, hit in zip(numbers, hits, strict=True)
+        ),
+    )
 
 
 def _word_sorting(data: Metadata) -> Worked:
@@ -173,7 +179,7 @@ GENERATORS: Mapping[str, Generator] = {
             "filter_value": "30",
             "operation": "keep_larger",
         },
-        lesson="Keep the order of the list; to remove is to keep all the others.",
+        lesson="Say of each number whether it stays; to remove is to keep all the others.",
         parse=parse_numbers,
     ),
     "word_sequence_reversal": Generator(

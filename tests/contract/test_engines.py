@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_chat, make_policy
 
 from distill.engines.hf import HFEngine
 from distill.engines.sampling import draw, uniforms
 from distill.engines.scripted import ScriptedEngine
 from distill.errors import ConfigError
 from distill.types import CheckpointRef, Sampling, StopReason
+from helpers import make_chat, make_policy
 
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14)]
 KEYS = ("a", "b", "c")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import make_chat, make_model, make_policy, make_rollout, random_rollouts
 
 from distill.batch import collate
 from distill.errors import ConfigError, DataError, TeacherError
@@ -15,6 +14,7 @@ from distill.step import Parts, on_policy_step
 from distill.tokens import require_same_tokenizer
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Message, ScoreRequest, Task
+from helpers import make_chat, make_model, make_policy, make_rollout, random_rollouts
 from teachers.local import LocalTeacher
 from teachers.self_teacher import self_teacher
 from teachers.views import Plain, Shuffled, WithAnswer
@@ -90,10 +90,9 @@ def test_asking_for_what_it_cannot_do_names_what_it_can(teacher):
 
 @pytest.mark.parametrize("objective", [OPD(), GKD(beta=0.0), GKD(beta=0.5), GKD(beta=1.0)])
 def test_a_teacher_with_the_weights_of_the_student_moves_nothing(objective):
-    for policy, teacher in (
-        (make_policy(), LocalTeacher(Policy(make_model(), base="t", trainable=False), name="t")),
-        (policy := make_policy(), self_teacher(policy)),
-    ):
+    twin, own = make_policy(), make_policy()
+    local = LocalTeacher(Policy(make_model(), base="t", trainable=False), name="t")
+    for policy, teacher in ((twin, local), (own, self_teacher(own))):
         parts = Parts(
             tasks=lambda step: [],
             rows=lambda tasks, step: random_rollouts(),

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Command
 
+from conftest import Command
 from distill.checkpoint import verify_manifest
 from distill.models import weights_file
 from distill.rundir import RunDir, digest_file, read_json, read_jsonl

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Command
 
+from conftest import Command
 from distill.rundir import RunDir, read_json, read_jsonl
 
 STEPS = "stage.opd.trainer.steps=12"

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import INFO, make_policy, make_rollout, random_rollouts
 
 from distill.batch import collate, micro_batches, token_scores
 from distill.errors import DistillError
@@ -16,6 +15,7 @@ from distill.policy import Policy
 from distill.step import _own_views
 from distill.trainer import Trainer, TrainerOptions, sum_terms
 from distill.types import ScoreRequest
+from helpers import INFO, make_policy, make_rollout, random_rollouts
 from teachers.local import LocalTeacher
 
 

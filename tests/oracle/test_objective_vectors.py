@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import INFO, logits_batch, objective_loss
 
 from distill.advantages import discounted, group_zscore, leave_one_out
 from distill.divergence import DivergenceSpec, divergence, k1, k2, k3
 from distill.objectives import GKD, GRPO, OPD, SFT
 from distill.objectives.base import denominator_of, with_weights
+from helpers import INFO, logits_batch, objective_loss
 
 STUDENT = torch.tensor([[1.0, 0.0, -1.0], [0.5, 0.5, 0.0]], dtype=torch.float64)
 TEACHER = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.0]], dtype=torch.float64)

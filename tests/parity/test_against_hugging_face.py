@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import INFO, make_chat, make_model, make_policy, make_rollout, random_rollouts
 
 from distill import logprobs
 from distill.batch import collate
@@ -16,6 +15,7 @@ from distill.objectives.base import ForwardPlan
 from distill.policy import AdapterSpec, Policy
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Sampling, TeacherView
+from helpers import INFO, make_chat, make_model, make_policy, make_rollout, random_rollouts
 
 
 def test_the_sft_loss_and_gradient_equal_those_of_hugging_face():

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import INFO, make_chat, make_model, make_policy, random_rollouts
 
 from distill.batch import collate
 from distill.checkpoint import (
@@ -25,6 +24,7 @@ from distill.sampler import EPOCH_LIMIT, TaskSampler
 from distill.segments import Segments
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Rollout, Scores
+from helpers import INFO, make_chat, make_model, make_policy, random_rollouts
 
 OPTIONS = TrainerOptions(num_steps=6, lr=0.01, warmup_steps=2, schedule="linear")
 
@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(CheckpointError, match="model.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
         verify_manifest(path.parent)
     assert load_newest(tmp_path, make_policy(), Trainer(make_policy(), OPTIONS)).step == 1
 

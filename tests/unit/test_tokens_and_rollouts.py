@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from helpers import ALPHABET, make_chat
 
 from distill.engines.scripted import ScriptedEngine
 from distill.errors import ConfigError, DataError, EngineError
@@ -11,6 +10,7 @@ from distill.models import char_tokenizer
 from distill.rollout import collect, demonstrate, reply_text, require_few_errors, summarise
 from distill.tokens import Chat
 from distill.types import Message, Reward, Sampling, StopReason, Task, Turn
+from helpers import ALPHABET, make_chat
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}$\n{% endfor %}"
@@ -98,7 +98,7 @@ def test_a_failed_episode_becomes_a_row_with_its_error_and_no_mask():
     assert bad.num_trained == 0
     assert bad.stop is StopReason.ERROR
     require_few_errors([good, bad], 0.5)
-    with pytest.raises(EngineError, match="1 of 2 episodes failed.*1 x RuntimeError: broken tool"):
+    with pytest.raises(EngineError, match=r"1 of 2 episodes failed.*1 x RuntimeError: broken tool"):
         require_few_errors([good, bad], 0.2)
 
 
@@ -130,13 +130,13 @@ def test_worked_solutions_become_rows_and_a_missing_one_is_named():
     (row,) = demonstrate([make_task(solution="ba")], chat, key="k")
     assert chat.tokenizer.decode(row.token_ids) == "ab=ba$"
     assert sum(row.completion_mask) == 3
-    with pytest.raises(DataError, match="1 of 2 tasks have no worked solution.*t1"):
+    with pytest.raises(DataError, match=r"1 of 2 tasks have no worked solution.*t1"):
         demonstrate([make_task(solution="x"), make_task("t1")], chat, key="k")
 
 
 def test_a_prompt_over_the_limit_is_an_error_and_never_cut():
     chat = Chat(char_tokenizer(ALPHABET), max_length=4)
-    with pytest.raises(DataError, match="5 tokens, but model.max_length is 4"):
+    with pytest.raises(DataError, match=r"5 tokens, but model.max_length is 4"):
         chat.prompt([Message(role="user", content="abcde")])
     with pytest.raises(DataError, match="no tokens"):
         chat.prompt([Message(role="user", content="")])
@@ -170,7 +170,9 @@ def test_a_template_that_appends_extends_sampled_ids_verbatim():
 
 def test_a_template_that_rewrites_history_is_refused_for_several_turns():
     tokenizer = char_tokenizer(ALPHABET)
-    tokenizer.chat_template = "{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
     chat = Chat(tokenizer)
     history = [Message(role="user", content="a"), Message(role="assistant", content="b")]
     with pytest.raises(DataError, match="rewrites earlier turns"):
