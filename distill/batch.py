@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,16 +117,19 @@ def collate(
         raise DataError("collate needs at least one rollout, got none")
     width = max(len(r.token_ids) for r in rollouts)
     shape = (len(rollouts), width)
-    ids = torch.full(shape, pad_id, dtype=torch.long)
-    attention = torch.zeros(shape, dtype=torch.bool)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    sampler = torch.zeros(shape)
+    arrays = (
+        np.full(shape, pad_id, dtype=np.int64),
+        np.zeros(shape, dtype=bool),
+        np.zeros(shape, dtype=bool),
+        np.zeros(shape, dtype=np.float32),
+    )
     for row, rollout in enumerate(rollouts):
         length = len(rollout.token_ids)
-        ids[row, :length] = torch.tensor(rollout.token_ids)
-        attention[row, :length] = True
-        mask[row, :length] = torch.tensor(rollout.completion_mask)
-        sampler[row, :length] = torch.tensor(rollout.logprobs)
+        arrays[0][row, :length] = rollout.token_ids
+        arrays[1][row, :length] = True
+        arrays[2][row, :length] = rollout.completion_mask
+        arrays[3][row, :length] = rollout.logprobs
+    ids, attention, mask, sampler = (torch.from_numpy(a) for a in arrays)
     counts = mask.sum(1)
     domains = tuple(sorted({r.domain for r in rollouts}))
     number = {name: i for i, name in enumerate(domains)}

@@ -18,11 +18,11 @@ from distill.errors import CheckpointError, ConfigError
 from distill.policy import AdapterSpec, Policy
 from distill.rundir import digest_file
 from distill.sections import ModelBuild
+from distill.tokens import PLAIN_TEMPLATE
 from distill.types import CheckpointRef
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FULL_WEIGHTS = "model.safetensors"
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def char_tokenizer(alphabet: str) -> Any:

@@ -14,6 +14,9 @@ from typing import Any
 from distill.errors import ConfigError, DataError
 from distill.types import Message
 
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Joins the contents; recognised, so that rendering it costs nothing."""
+
 
 class Chat:
     """A tokenizer with its template and its stop set.
@@ -47,7 +50,7 @@ class Chat:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text of a conversation, ready for the assistant's next reply."""
-        if not self.tokenizer.chat_template:
+        if self._is_plain():
             return "".join(m.content for m in messages)
         text = self.tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in messages],
@@ -93,7 +96,7 @@ class Chat:
         The suffix is what the template adds after `history` (prompt and replies so far). Raises
         DataError for a template that rewrites earlier turns instead of appending.
         """
-        if not self.tokenizer.chat_template:
+        if self._is_plain():
             suffix = "".join(m.content for m in messages)
         else:
             before = str(
@@ -112,6 +115,9 @@ class Chat:
                 )
             suffix = after[len(before) :]
         return (*token_ids, *self._encode([suffix])[0])
+
+    def _is_plain(self) -> bool:
+        return self.tokenizer.chat_template in (None, "", PLAIN_TEMPLATE)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:

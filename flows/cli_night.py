@@ -66,7 +66,7 @@ def train(
     home: Home = Path(),
 ) -> None:
     """Train one stage without evaluation, gate or promotion."""
-    from flows.launch import choose_run, open_run
+    from flows.launch import TRAINED, choose_run, open_run
     from flows.progress import open_progress
 
     config, old = choose_run("train", arguments or [], resume, home)
@@ -84,6 +84,7 @@ def train(
     ):
         progress.message(f"run {run.path}; if interrupted: distill train --resume {run.name}")
         weights = single.train(config, chosen, run=run, progress=progress)
+        run.add_event(TRAINED, stage=chosen.name)
     if as_json:
         print_json({"run": run.name, "stage": chosen.name, "weights": weights})
     else:

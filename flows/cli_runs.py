@@ -123,9 +123,9 @@ def _open(home: Path, run: str) -> RunDir:
 
 def _state(run: RunDir) -> str:
     from distill.lock import is_held
-    from flows.launch import LOCK_FILE
+    from flows.launch import LOCK_FILE, is_over
 
-    if run.is_finished:
+    if is_over(run):
         return "finished"
     return "running" if is_held(run.path / LOCK_FILE) else "interrupted"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -15,20 +16,24 @@ import distill
 from distill.config import Config, Layer, load
 from distill.errors import ConfigError, DistillError
 from distill.lock import Lock
-from distill.rundir import RunDir, now, read_json, write_json
+from distill.rundir import RunDir, now, read_json, read_jsonl, write_json
 from flows.configs import load_config, presets, to_toml
 from flows.doctor import require_ready, versions
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "lock.json"
+TRAINED = "trained"
+"""The last event of a run of `distill train`, which has no summary."""
 
 
 def choose_run(
     subcommand: str, arguments: Sequence[str], resume: bool, home: Path
 ) -> tuple[Config, RunDir | None]:
     """The configuration to run and, when resuming, the run that it continues."""
-    placed = list(arguments) if home == Path() else [*arguments, f"run.home={home}"]
+    placed = list(arguments)
+    if home != Path():
+        placed.append(f"run.home={json.dumps(str(home))}")
     if not resume:
         if not any(_is_layer(text) for text in arguments):
             raise ConfigError(
@@ -43,7 +48,7 @@ def choose_run(
         run = unfinished(home, subcommand, load_config(placed).run.preset)
     else:
         run = unfinished(home, subcommand)
-    if run.is_finished:
+    if is_over(run):
         raise ConfigError(f"{run.name} is finished; a new night continues its champion by itself")
     if layers:
         return load_config(placed), run
@@ -82,14 +87,22 @@ def open_run(
 
 
 def unfinished(home: Path, subcommand: str, preset: str | None = None) -> RunDir:
-    """The newest run of a sub-command that has no summary yet, of one preset when it is given."""
+    """The newest run of a sub-command that is not over, of one preset when it is given."""
     for run in RunDir.all(home):
-        if run.is_finished or subcommand_of(run) != subcommand:
+        if is_over(run) or subcommand_of(run) != subcommand:
             continue
         if preset is None or run.read_config().run.preset == preset:
             return run
     which = f" of preset {preset!r}" if preset else ""
     raise ConfigError(f"nothing to resume: every run{which} in {home / 'runs'} is finished")
+
+
+def is_over(run: RunDir) -> bool:
+    """Whether there is nothing left to resume: a night with a summary, or a finished training."""
+    if run.is_finished:
+        return True
+    rows = read_jsonl(run.events_path) if run.events_path.exists() else []
+    return bool(rows) and rows[-1].get("event") == TRAINED
 
 
 def subcommand_of(run: RunDir) -> str | None:

@@ -152,5 +152,4 @@ def _noise(keys: Sequence[str], repeats: int, limit: int, temperature: float) ->
     """Uniforms of each row and token: [len(keys) * repeats, limit] float64."""
     if temperature == 0:
         return torch.zeros(len(keys) * repeats, limit, dtype=torch.float64)
-    rows = [uniforms(key, g, limit) for key in keys for g in range(repeats)]
-    return torch.from_numpy(np.stack(rows))
+    return torch.from_numpy(np.concatenate([uniforms(key, repeats, limit) for key in keys]))

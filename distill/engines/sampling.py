@@ -12,11 +12,14 @@ from distill.errors import ConfigError
 from distill.types import Sampling
 
 
-def uniforms(key: str, index: int, count: int) -> np.ndarray:
-    """`count` uniforms in [0, 1) that depend on (key, index) only, as float64."""
-    digest = hashlib.sha256(f"{key}\x1f{index}".encode()).digest()
+def uniforms(key: str, rows: int, count: int) -> np.ndarray:
+    """Uniforms in [0, 1) of the samples of one prompt: [rows, count] float64.
+
+    Row g depends on (key, g, count) only, not on the number of rows.
+    """
+    digest = hashlib.sha256(key.encode()).digest()
     seed = int.from_bytes(digest[:16], "little")
-    return np.random.Generator(np.random.Philox(key=seed)).random(count)
+    return np.random.Generator(np.random.Philox(key=seed)).random((rows, count))
 
 
 def check(sampling: Sampling, num_prompts: int) -> None:

@@ -101,9 +101,15 @@ def test_other_keys_give_other_samples():
     assert first != other
 
 
+def test_a_sample_does_not_depend_on_how_many_there_are():
+    assert (uniforms("key", 2, 5) == uniforms("key", 4, 5)[:2]).all()
+    assert (uniforms("key", 2, 5)[0] != uniforms("key", 2, 5)[1]).any()
+    assert (uniforms("key", 2, 5) != uniforms("other", 2, 5)).any()
+
+
 def test_samples_follow_the_model_distribution():
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05])).repeat(20_000, 1)
-    noise = torch.from_numpy(uniforms("key", 0, 20_000))
+    noise = torch.from_numpy(uniforms("key", 1, 20_000)[0])
     ids, scores = draw(logits, noise, Sampling(keys=("k",)))
     shares = ids.bincount(minlength=4) / 20_000
     torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.015, rtol=0)
@@ -112,7 +118,7 @@ def test_samples_follow_the_model_distribution():
 
 def test_temperature_and_truncation_shape_the_recorded_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]])).repeat(500, 1)
-    noise = torch.from_numpy(uniforms("key", 1, 500))
+    noise = torch.from_numpy(uniforms("key", 1, 500)[0])
     ids, scores = draw(logits, noise, Sampling(keys=("k",), top_k=2))
     assert set(ids.tolist()) == {0, 1}
     torch.testing.assert_close(scores.exp()[ids == 0][0], torch.tensor(0.625))

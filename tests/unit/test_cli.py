@@ -18,7 +18,7 @@ from flows.cli import main
 from flows.configs import load_config
 from flows.doctor import Check, examine, require_ready
 from flows.identity import PACKAGES, foreign_packages, places
-from flows.launch import LOCK_FILE, choose_run, open_run, unfinished
+from flows.launch import LOCK_FILE, TRAINED, choose_run, is_over, open_run, unfinished
 from flows.progress import PlainProgress, open_progress
 from flows.registry import model_lock
 
@@ -281,6 +281,17 @@ def test_resume_finds_the_newest_unfinished_night_and_refuses_other_settings(hom
     ):
         pass
     assert run == night
+
+
+def test_a_finished_training_is_not_resumed(home: Path) -> None:
+    run = make_run(home, finished=False, subcommand="train")
+    assert unfinished(home, "train") == run
+    run.add_event(TRAINED, stage="opd")
+    assert is_over(run)
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        unfinished(home, "train")
+    with pytest.raises(ConfigError, match=f"{run.name} is finished"):
+        choose_run("train", [run.name], True, home)
 
 
 def test_two_processes_cannot_work_on_one_run(home: Path) -> None:
