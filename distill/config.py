@@ -24,7 +24,6 @@ from distill.sections import (
     GateSection,
     ModelSection,
     Named,
-    RetentionSection,
     RunSection,
     SamplingSection,
     Stage,
@@ -92,7 +91,6 @@ class Config:
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     evals: EvalsSection = field(default_factory=EvalsSection)
     gate: GateSection = field(default_factory=GateSection)
-    retention: RetentionSection = field(default_factory=RetentionSection)
     tracking: TrackingSection = field(default_factory=TrackingSection)
     stages: tuple[Stage, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -172,7 +170,6 @@ SECTIONS: dict[str, Any] = {
     "checkpoint": CheckpointSection,
     "evals": EvalsSection,
     "gate": GateSection,
-    "retention": RetentionSection,
     "tracking": TrackingSection,
 }
 """Section name -> its class, in the order in which a configuration is shown."""

@@ -8,7 +8,7 @@
     ├── TeacherError(RuntimeError)    a teacher failed or returned unusable scores     1
     ├── SkillBankError(RuntimeError)  a skill bank is damaged or locked                1
     ├── EvalError(RuntimeError)       an evaluation could not be scored                1
-    ├── CheckpointError(RuntimeError) a checkpoint is missing, damaged or foreign      1
+    ├── CheckpointError(RuntimeError) a checkpoint is missing, damaged or foreign      2
     ├── PreflightError(RuntimeError)  the machine or the model is not ready           20
     └── MissingExtra(ImportError)     an optional package is not installed             2
 
@@ -55,7 +55,7 @@ class EvalError(DistillError, RuntimeError):
 
 
 class CheckpointError(DistillError, RuntimeError):
-    pass
+    exit_code = 2
 
 
 class PreflightError(DistillError, RuntimeError):

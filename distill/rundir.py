@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from distill.config import Config, differences
-from distill.errors import ConfigError, DataError, DistillError
+from distill.errors import ConfigError, DataError, DistillError, PreflightError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -46,14 +46,14 @@ def clear_disk_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         code = error.errno if isinstance(error, OSError) else None
-        # Native writers raise types of their own; only the text says that the disk is full.
-        if code in _DISK_FULL or os.strerror(errno.ENOSPC) in str(error):
-            raise DistillError(
+        # Native writers and copies of trees raise types of their own; only their text says it.
+        if code in _DISK_FULL or any(os.strerror(full) in str(error) for full in _DISK_FULL):
+            raise PreflightError(
                 f"no space left while writing {path}; nothing half-written was kept: "
                 "free some space, then resume the run"
             ) from error
         if code in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise DistillError(f"cannot write {path}: {os.strerror(code)}") from error
+            raise PreflightError(f"cannot write {path}: {os.strerror(code)}") from error
         raise
 
 

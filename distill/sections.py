@@ -122,8 +122,6 @@ class TrainerSection:
     """Optimizer updates per pass."""
     publish_every: int = within(1, 1)
     """Steps between two hand-overs of the weights to the rollout engine."""
-    aggregate: Literal["token", "sequence", "trajectory", "constant"] = "token"
-    """What counts alike in the mean, unless the objective fixes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,12 +161,6 @@ class GateSection:
     """Bootstrap resamples behind every interval."""
     max_truncated: float = within(0.1, 0.0, 1.0)
     """Largest share of replies that may hit the token limit."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RetentionSection:
-    keep_runs: int = within(0, 0)
-    """Finished runs kept in `runs/`; 0 keeps all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,49 +14,17 @@ Compared are the greedy outcomes, task by task. The candidate is
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
-from distill.errors import ConfigError, EvalError
+from distill.errors import EvalError
+from distill.sections import GateSection
 from distill.types import Decision, DomainResult, EvalReport, Reason, Verdict
 from evals.metrics import detectable_difference, paired_bootstrap, sign_test
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateRules:
-    """Thresholds of the gate, as shares in [0, 1]."""
-
-    margin: float = 0.02
-    """Largest loss in a domain that counts as "no worse"."""
-    min_gain: float = 0.0
-    """The lower bound of the overall gain must lie above this."""
-    confidence: float = 0.95
-    resamples: int = 2000
-    max_truncated: float = 0.1
-    """Largest share of replies that may end at the token limit."""
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("margin", 0.0, 1.0),
-            ("min_gain", -1.0, 1.0),
-            ("max_truncated", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(
-                    f"gate.{name}: expected a share from {low:g} to {high:g}, found {value!r}"
-                )
-        if not 0 < self.confidence < 1:
-            raise ConfigError(
-                f"gate.confidence: expected a number between 0 and 1, found {self.confidence!r}"
-            )
-        if self.resamples < 100:
-            raise ConfigError(f"gate.resamples: expected at least 100, found {self.resamples!r}")
 
 
 def decide(
     candidate: EvalReport,
     incumbent: EvalReport,
-    rules: GateRules,
+    rules: GateSection,
     teacher: EvalReport | None = None,
 ) -> Verdict:
     """Judge the candidate against the incumbent on the tasks that both answered.
@@ -97,7 +65,7 @@ def _decision(
     overall: DomainResult,
     domains: dict[str, DomainResult],
     reasons: list[Reason],
-    rules: GateRules,
+    rules: GateSection,
 ) -> Decision:
     truncated = any(reason.rule == "truncation" and not reason.passed for reason in reasons)
     worse_domain = any(result.high < -rules.margin for result in domains.values())
@@ -128,7 +96,7 @@ def _compare(
     name: str,
     ids: list[str],
     reports: tuple[EvalReport, EvalReport, EvalReport | None],
-    rules: GateRules,
+    rules: GateSection,
 ) -> DomainResult:
     candidate, incumbent, teacher = reports
     before = [incumbent.outcomes[i].greedy for i in ids]
@@ -158,7 +126,7 @@ def _seed(suite_digest: str, domain: str) -> int:
     return int(hashlib.sha256(f"{suite_digest}/{domain}".encode()).hexdigest()[:12], 16)
 
 
-def _gain(overall: DomainResult, rules: GateRules) -> Reason:
+def _gain(overall: DomainResult, rules: GateSection) -> Reason:
     passed = overall.low > rules.min_gain
     if overall.high < 0:
         meaning = "it is worse"
@@ -176,7 +144,7 @@ def _gain(overall: DomainResult, rules: GateRules) -> Reason:
     )
 
 
-def _changed_tasks(candidate: EvalReport, incumbent: EvalReport, rules: GateRules) -> Reason:
+def _changed_tasks(candidate: EvalReport, incumbent: EvalReport, rules: GateSection) -> Reason:
     """A bootstrap is too sure of a gain that rests on a handful of tasks; counting is not."""
     pairs = [
         (outcome.greedy, incumbent.outcomes[task_id].greedy)
@@ -196,7 +164,7 @@ def _changed_tasks(candidate: EvalReport, incumbent: EvalReport, rules: GateRule
     )
 
 
-def _no_worse(name: str, result: DomainResult, rules: GateRules) -> Reason:
+def _no_worse(name: str, result: DomainResult, rules: GateSection) -> Reason:
     passed = result.low > -rules.margin
     allowed = f"the allowed {100 * rules.margin:.1f} points"
     if result.low > 0:
@@ -216,7 +184,7 @@ def _no_worse(name: str, result: DomainResult, rules: GateRules) -> Reason:
     )
 
 
-def _truncation(candidate: EvalReport, rules: GateRules) -> Reason:
+def _truncation(candidate: EvalReport, rules: GateSection) -> Reason:
     cut = sum(outcome.truncated for outcome in candidate.outcomes.values())
     share = cut / len(candidate.outcomes)
     return Reason(
@@ -230,7 +198,7 @@ def _truncation(candidate: EvalReport, rules: GateRules) -> Reason:
 
 
 def _detectable(
-    candidate: EvalReport, incumbent: EvalReport, overall: DomainResult, rules: GateRules
+    candidate: EvalReport, incumbent: EvalReport, overall: DomainResult, rules: GateSection
 ) -> float:
     squares = sum(
         (outcome.greedy - incumbent.outcomes[task_id].greedy) ** 2
@@ -248,7 +216,7 @@ def _chance(probability: float) -> str:
     return "below 0.0001" if probability < 1e-4 else f"{probability:.2g}"
 
 
-def _change(result: DomainResult, rules: GateRules) -> str:
+def _change(result: DomainResult, rules: GateSection) -> str:
     return (
         f"{_points(result.difference)} points ({100 * rules.confidence:g} % interval "
         f"{_points(result.low)} to {_points(result.high)}, n = {result.n})"

@@ -87,22 +87,12 @@ def gate(
 ) -> int:
     """Compare two evaluations task by task: promote, hold or reject, with reasons."""
     from distill.config import Config
-    from evals.gate import GateRules, decide
+    from evals.gate import decide
     from flows.configs import load_config
 
     reports = [_report(name, arguments, suite, home) for name in (candidate, incumbent)]
     rules = (load_config(arguments) if arguments else Config()).gate
-    verdict = decide(
-        reports[0],
-        reports[1],
-        GateRules(
-            margin=rules.margin,
-            min_gain=rules.min_gain,
-            confidence=rules.confidence,
-            resamples=rules.resamples,
-            max_truncated=rules.max_truncated,
-        ),
-    )
+    verdict = decide(reports[0], reports[1], rules)
     if as_json:
         print_json(verdict)
     else:

@@ -16,7 +16,7 @@ from distill.policy import STUDENT, Policy
 from distill.rollout import reply_text
 from distill.rundir import from_json, read_json, to_json, write_json
 from distill.types import CheckpointRef, EvalReport, Rollout, Split, Task, Verdict
-from evals.gate import GateRules, decide
+from evals.gate import decide
 from evals.suite import EvalSettings, correctness, run_suite, select
 from flows import registry, wiring
 from flows.night import Night, Student, base_name, load_student
@@ -123,20 +123,9 @@ def judge(night: Night) -> Verdict:
     after, before = evaluate(night, "after"), evaluate(night, "before")
     if after is None or before is None:
         raise ConfigError("a verdict needs the evaluations `before` and `after`")
-    verdict = decide(after, before, gate_rules(night.config), evaluate(night, "teacher"))
+    verdict = decide(after, before, night.config.gate, evaluate(night, "teacher"))
     write_json(path, verdict)
     return verdict
-
-
-def gate_rules(config: Config) -> GateRules:
-    gate = config.gate
-    return GateRules(
-        margin=gate.margin,
-        min_gain=gate.min_gain,
-        confidence=gate.confidence,
-        resamples=gate.resamples,
-        max_truncated=gate.max_truncated,
-    )
 
 
 def promote(night: Night) -> None:

@@ -99,8 +99,8 @@ def begin(night: Night) -> None:
 
 
 def prepare_start(night: Night) -> CheckpointRef:
-    """Fix the weights that the night starts from: the champion's, or those of the configuration,
-    which then become the first champion. Idempotent."""
+    """Fix the weights that the night starts from: the champion's, or those of the configuration.
+    Idempotent."""
     stage_config = night.config.for_stage(night.student_stages[0])
     base = base_name(stage_config)
     if not night.start.exists():
@@ -113,11 +113,15 @@ def prepare_start(night: Night) -> CheckpointRef:
                 save_weights(student.policy, student.chat.tokenizer, partial)
             write_manifest(partial)
     verify_manifest(night.start)
-    ref = checkpoint_ref(night.start, base=base)
-    name = night.config.model.name
+    return checkpoint_ref(night.start, base=base)
+
+
+def register_start(night: Night) -> None:
+    """Without a champion the start becomes the first one, so that a rollback always has a target.
+    Idempotent."""
+    ref, name = prepare_start(night), night.config.model.name
     if registry.current(night.home, name) is None:
         registry.promote(night.home, name, ref, run=night.run.name, action="initial")
-    return ref
 
 
 def base_name(config: Config) -> str:

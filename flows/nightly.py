@@ -21,7 +21,7 @@ from distill.errors import DistillError
 from distill.rundir import RunDir, sweep_partial
 from distill.types import Verdict
 from flows import judging, registry, wiring
-from flows.night import Night, begin, prepare_start
+from flows.night import Night, begin, register_start
 from flows.progress import Progress
 from flows.stages import run_stage
 
@@ -39,7 +39,7 @@ def plan(night: Night) -> list[PlanStep]:
     steps = [
         PlanStep(name=s.name, run=partial(run_stage, night, s)) for s in night.bootstrap_stages
     ]
-    steps.append(PlanStep(name="start", run=partial(prepare_start, night)))
+    steps.append(PlanStep(name="start", run=partial(register_start, night)))
     steps.append(PlanStep(name="evaluate before", run=partial(judging.evaluate, night, "before")))
     steps.append(PlanStep(name="evaluate teacher", run=partial(judging.evaluate, night, "teacher")))
     steps += [PlanStep(name=s.name, run=partial(run_stage, night, s)) for s in night.student_stages]

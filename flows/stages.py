@@ -49,6 +49,10 @@ CACHE_FORMAT = 1
 """Part of every cache key: raise it when equal settings lead to other weights than before."""
 
 
+CHECKED_TASKS = 20_000
+"""Up to this many prompts are measured before the first step, so that a night fails at once."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageResult:
     """What a finished stage reports; stored as `stage.json` beside its weights."""
@@ -257,7 +261,10 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
     config = night.config.for_stage(stage)
     env = wiring.build_env(config)
     key = night.key(stage.name)
-    sampler = TaskSampler(env.tasks("train"), batch=config.trainer.batch, key=key)
+    tasks = env.tasks("train")
+    if len(tasks) <= CHECKED_TASKS:
+        student.chat.prompts([t.prompt for t in tasks])  # raises for one that does not fit
+    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=key)
     shared: dict[str, Any] = {
         "policy": student.policy,
         "objective": wiring.build_objective(config),
@@ -282,10 +289,10 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
         return collect(tasks, env, engine, student.chat, sampling, key=f"{key}/{step}")
 
     def tasks_of(step: int) -> list[Task]:
-        tasks = sampler(step)
+        chosen = sampler(step)
         current.clear()
-        current.update({t.id: t for t in tasks})
-        return tasks
+        current.update({t.id: t for t in chosen})
+        return chosen
 
     teacher = wiring.build_teacher(config, student.policy, student.chat, night.locate)
     view = wiring.build_view(config, student.chat, current.__getitem__) if teacher else None

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from distill.errors import ConfigError, EvalError
+from distill.errors import EvalError
+from distill.sections import GateSection
 from distill.types import EvalReport, Outcome
-from evals.gate import GateRules, decide
+from evals.gate import decide
 
 DOMAINS = ("copy", "sort")
 
@@ -79,28 +80,28 @@ def both(start: int, stop: int) -> dict[str, range]:
 def test_the_gate_decides_as_its_rules_say(
     before: dict[str, range], after: dict[str, range], truncated: int, decision: str
 ) -> None:
-    verdict = decide(report(after, truncated=truncated), report(before), GateRules())
+    verdict = decide(report(after, truncated=truncated), report(before), GateSection())
     assert verdict.decision == decision
     assert all(reason.passed for reason in verdict.reasons) == (decision == "promote")
 
 
 def test_a_model_against_itself_is_held() -> None:
     same = report(both(20, 150))
-    verdict = decide(same, same, GateRules())
+    verdict = decide(same, same, GateSection())
     assert verdict.decision == "hold"
     assert (verdict.overall.low, verdict.overall.high) == (0.0, 0.0)
     assert 0 < verdict.detectable < 0.05
 
 
 def test_a_gain_on_a_handful_of_tasks_is_held_although_its_bootstrap_excludes_zero() -> None:
-    verdict = decide(report(both(0, 2), n=6), report(both(0, 0), n=6), GateRules())
+    verdict = decide(report(both(0, 2), n=6), report(both(0, 0), n=6), GateSection())
     assert verdict.overall.low > 0
     assert verdict.decision == "hold"
     assert [reason.rule for reason in verdict.reasons if not reason.passed] == ["changed tasks"]
 
 
 def test_every_rule_leaves_a_reason_with_its_numbers() -> None:
-    verdict = decide(report(both(0, 140)), report(both(0, 60)), GateRules())
+    verdict = decide(report(both(0, 140)), report(both(0, 60)), GateSection())
     rules = [reason.rule for reason in verdict.reasons]
     assert rules == ["gain", "changed tasks", "no worse/copy", "no worse/sort", "truncation"]
     gain = verdict.reasons[0]
@@ -113,8 +114,8 @@ def test_every_rule_leaves_a_reason_with_its_numbers() -> None:
 def test_the_verdict_carries_both_names_and_the_teacher_without_being_moved_by_it() -> None:
     candidate, incumbent = report(both(0, 140), model="new"), report(both(0, 60), model="old")
     teacher = report(both(0, 190), model="teacher")
-    alone = decide(candidate, incumbent, GateRules())
-    taught = decide(candidate, incumbent, GateRules(), teacher)
+    alone = decide(candidate, incumbent, GateSection())
+    taught = decide(candidate, incumbent, GateSection(), teacher)
     assert (taught.candidate, taught.incumbent) == ("new", "old")
     assert taught.domains["sort"].teacher == pytest.approx(0.95)
     assert taught.domains["sort"].before == pytest.approx(0.3)
@@ -125,44 +126,36 @@ def test_the_verdict_carries_both_names_and_the_teacher_without_being_moved_by_i
 
 def test_the_decision_is_deterministic() -> None:
     pair = report(both(3, 130)), report(both(0, 110))
-    assert decide(*pair, GateRules()) == decide(*pair, GateRules())
+    assert decide(*pair, GateSection()) == decide(*pair, GateSection())
 
 
 def test_the_order_of_the_outcomes_does_not_matter() -> None:
     candidate, incumbent = report(both(3, 130)), report(both(0, 110))
     turned = replace(candidate, outcomes=dict(reversed(list(candidate.outcomes.items()))))
-    assert decide(turned, incumbent, GateRules()) == decide(candidate, incumbent, GateRules())
+    assert decide(turned, incumbent, GateSection()) == decide(candidate, incumbent, GateSection())
 
 
 def test_min_gain_asks_for_more_than_a_gain() -> None:
     pair = report(both(0, 120)), report(both(0, 100))
-    assert decide(*pair, GateRules()).decision == "promote"
-    assert decide(*pair, GateRules(min_gain=0.15)).decision == "hold"
+    assert decide(*pair, GateSection()).decision == "promote"
+    assert decide(*pair, GateSection(min_gain=0.15)).decision == "hold"
 
 
 def test_a_negative_min_gain_promotes_what_is_no_worse() -> None:
     pair = report(both(0, 100)), report(both(0, 100))
-    assert decide(*pair, GateRules(min_gain=-0.02)).decision == "promote"
+    assert decide(*pair, GateSection(min_gain=-0.02)).decision == "promote"
 
 
 def test_different_suites_are_refused() -> None:
     with pytest.raises(EvalError, match="different suites"):
-        decide(report(both(0, 9)), report(both(0, 9), digest="e" * 64), GateRules())
+        decide(report(both(0, 9)), report(both(0, 9), digest="e" * 64), GateSection())
     same = report(both(0, 9))
     with pytest.raises(EvalError, match=r"teacher .* different suites"):
-        decide(same, same, GateRules(), report(both(0, 9), digest="e" * 64, model="teacher"))
+        decide(same, same, GateSection(), report(both(0, 9), digest="e" * 64, model="teacher"))
 
 
 def test_missing_outcomes_and_empty_suites_are_refused() -> None:
     with pytest.raises(EvalError, match="10 tasks have an outcome on one side only"):
-        decide(report(both(0, 9), n=20), report(both(0, 9), n=15), GateRules())
+        decide(report(both(0, 9), n=20), report(both(0, 9), n=15), GateSection())
     with pytest.raises(EvalError, match="holds no outcome"):
-        decide(report(both(0, 0), n=0), report(both(0, 0), n=0), GateRules())
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"margin": -0.1}, {"confidence": 1.0}, {"resamples": 5}, {"max_truncated": 2.0}]
-)
-def test_rules_outside_their_range_name_the_key(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"gate.{next(iter(wrong))}"):
-        GateRules(**wrong)  # type: ignore[arg-type]
+        decide(report(both(0, 0), n=0), report(both(0, 0), n=0), GateSection())

@@ -11,8 +11,9 @@ import pytest
 
 from distill.errors import DataError
 from distill.rundir import append_jsonl, write_json
+from distill.sections import GateSection
 from distill.types import EvalReport, Outcome
-from evals.gate import GateRules, decide
+from evals.gate import decide
 from evals.metrics import mean_interval
 from evals.report import build
 from evals.report_facts import duration, headline, read_facts, smooth
@@ -72,7 +73,7 @@ def made_up_run(path: Path, *, after: int = 80) -> Path:
     }
     for name, report in reports.items():
         write_json(path / "evals" / f"{name}.json", report)
-    verdict = decide(reports["after"], reports["before"], GateRules(), reports["teacher"])
+    verdict = decide(reports["after"], reports["before"], GateSection(), reports["teacher"])
     write_json(path / "gates" / "verdict.json", verdict)
     append_jsonl(
         path / "metrics.jsonl",

@@ -135,7 +135,7 @@ def test_no_space_left_is_one_clear_line_and_keeps_nothing_half_written(tmp_path
     out, err = child.communicate(timeout=60)
     lines = out.splitlines()
     assert len(lines) == 3, out + err
-    assert all(line.startswith("1 no space left while writing") for line in lines)
+    assert all(line.startswith("20 no space left while writing") for line in lines)
     assert read_jsonl(tmp_path / "rows.jsonl") == [{"row": 0}]
     assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
 
