@@ -22,6 +22,7 @@ from distill.rundir import RunDir, sweep_partial
 from distill.types import Verdict
 from flows import judging, registry, wiring
 from flows.night import Night, begin, register_start
+from flows.orphans import end_orphans, record_children
 from flows.progress import Progress
 from flows.stages import run_stage
 
@@ -88,11 +89,14 @@ def _plain(night: Night, steps: list[PlanStep]) -> None:
 def _with_prefect(night: Night, steps: list[PlanStep]) -> None:
     """The plan as a Prefect flow: one task run per step, artifacts for gate table and report."""
     quiet_prefect(night.home)
+    servers = night.home / "cache" / "servers"
+    end_orphans(servers)
     from prefect import flow, task
     from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
     @flow(name="nightly", flow_run_name=night.run.name, validate_parameters=False)
     def nightly() -> None:
+        record_children(servers / f"{night.run.name}.json", "prefect.server")
         for step in steps:
             # Results stay on disk where the stages put them; Prefect keeps none of its own.
             task(name=step.name, task_run_name=step.name, persist_result=False)(_only(step.run))()
