@@ -73,10 +73,21 @@ class Night:
         return self.run.path / START
 
     def locate(self, path: str, revision: str | None = None) -> Path:
-        """Folder of a model: `stage:NAME`, a package, a directory or a hub name."""
+        """Folder of a model: `stage:NAME`, a package, a directory or a hub name.
+
+        What a name stood for is kept in `models.json` and holds for the rest of the run.
+        """
         if path.startswith(STAGE):
             return self.final(path.removeprefix(STAGE))
-        return Path(resolve_model(path, home=self.home, revision=revision).dir_or_id)
+        record = self.run.path / "models.json"
+        known = read_json(record) if record.exists() else {}
+        if known.get(path, {}).get("source") == "hub":
+            revision = known[path]["revision"]
+        found = resolve_model(path, home=self.home, revision=revision)
+        entry = {"source": found.source, "revision": found.revision, "asked": revision}
+        if path not in known and self.run.path.is_dir():
+            write_json(record, {**known, path: entry})
+        return Path(found.dir_or_id)
 
     def key(self, stage: str) -> str:
         """Prefix of every random key of a stage: another night draws other tasks."""

@@ -80,6 +80,11 @@ def parse_words(text: str) -> tuple[str, ...] | None:
     return words if all(words) else None
 
 
+def parse_row(text: str) -> tuple[str, ...]:
+    """Entries with spaces between them."""
+    return tuple(text.split())
+
+
 def _number_sorting(data: Metadata) -> Worked:
     numbers = [number_text(n) for n in data["original_numbers"]]
     order = data["direction"]
@@ -131,17 +136,15 @@ def _chain_sum(data: Metadata) -> Worked:
     )
 
 
-def _gcd(data: Metadata) -> Worked:
-    first, *rest = data["numbers"]
-    steps = []
-    for number in rest:
-        large, small = max(first, number), min(first, number)
-        while small:
-            steps.append(f"{large} mod {small} = {large % small}")
-            large, small = small, large % small
-        first = large
-    question = f"GCD of {', '.join(str(n) for n in data['numbers'])}"
-    return Worked(question=question, answer=str(first), steps="; ".join(steps))
+def _spiral_matrix(data: Metadata) -> Worked:
+    rows = [list(row) for row in data["matrix"]]
+    shown = " / ".join(" ".join(str(n) for n in row) for row in rows)
+    path: list[int] = []
+    while rows:
+        path += rows.pop(0)
+        # What is left, turned to the left: its right column becomes the next top row.
+        rows = [list(column) for column in zip(*rows, strict=True)][::-1]
+    return Worked(question=f"Spiral: {shown}", answer=" ".join(str(n) for n in path))
 
 
 GENERATORS: Mapping[str, Generator] = {
@@ -196,20 +199,20 @@ GENERATORS: Mapping[str, Generator] = {
         lesson="Ascending goes from a to z; compare letter by letter.",
         parse=parse_words,
     ),
-    "gcd": Generator(
-        solve=_gcd,
-        difficulty={"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99},
-        example={"numbers": [12, 30]},
-        lesson="Replace the larger by the remainder until the remainder is 0.",
-        parse=parse_numbers,
+    "spiral_matrix": Generator(
+        solve=_spiral_matrix,
+        difficulty={"min_n": 2, "max_n": 3},
+        example={"matrix": [[3, 1, 4], [8, 9, 5], [7, 6, 2]]},
+        lesson="Right along the top, down, left along the bottom, up, then inwards.",
+        parse=parse_row,
     ),
 }
 
 DEFAULT_GENERATORS = (
     "number_sorting",
     "chain_sum",
-    "number_filtering",
     "word_sequence_reversal",
+    "spiral_matrix",
 )
 
 

@@ -44,7 +44,7 @@ def test_every_worked_solution_earns_full_marks_and_a_wrong_one_none(name: str) 
 def test_our_answers_equal_those_of_the_generators() -> None:
     from reasoning_gym import create_dataset
 
-    for name in ("chain_sum", "word_sequence_reversal", "gcd"):
+    for name in ("chain_sum", "word_sequence_reversal", "spiral_matrix"):
         settings = GENERATORS[name].difficulty
         for item in create_dataset(name, seed=7, size=200, **settings):
             assert GENERATORS[name].solve(item["metadata"]).answer == item["answer"]
@@ -83,8 +83,9 @@ def test_our_answers_equal_those_of_the_generators() -> None:
          "Answer: a, B, a"),
         ("word_sorting", {"original_words": ["Pear", "fig"], "direction": "descending"},
          "Sort descending: pear, fig", "Answer: pear, fig"),
-        ("gcd", {"numbers": [12, 30]}, "GCD of 12, 30",
-         "30 mod 12 = 6; 12 mod 6 = 0. Answer: 6"),
+        ("spiral_matrix", {"matrix": [[1, 2, 3], [8, 9, 4], [7, 6, 5]]},
+         "Spiral: 1 2 3 / 8 9 4 / 7 6 5", "Answer: 1 2 3 4 5 6 7 8 9"),
+        ("spiral_matrix", {"matrix": [[1, 2], [4, 3]]}, "Spiral: 1 2 / 4 3", "Answer: 1 2 3 4"),
     ],
 )  # fmt: skip
 def test_a_generators_metadata_becomes_a_short_question_and_a_worked_reply(
@@ -178,7 +179,7 @@ def test_equal_seeds_give_equal_tasks_and_other_seeds_others() -> None:
 def test_a_far_task_costs_no_more_than_the_first() -> None:
     train = Gym().tasks("train")
     assert len(train) == 1_000_000
-    assert train[999_999].domain == "word_sequence_reversal"
+    assert train[999_999].domain == "spiral_matrix"
 
 
 def test_the_answer_view_is_the_question_with_the_answer_as_hint() -> None:
@@ -192,24 +193,27 @@ def test_the_answer_view_is_the_question_with_the_answer_as_hint() -> None:
     [
         ({"generators": ("number_sort",)}, "did you mean 'number_sorting'"),
         ({"generators": ()}, "empty"),
-        ({"generators": ("gcd", "gcd")}, "twice"),
+        ({"generators": ("spiral_matrix", "spiral_matrix")}, "twice"),
         ({"gate_size": 0}, "gate_size must be at least 1"),
         ({"difficulty": {"chain": {}}}, "data.difficulty: unknown 'chain'"),
-        ({"difficulty": {"gcd": {"max_valu": 3}}}, "did you mean 'max_value'"),
-        ({"generators": ("gcd",), "difficulty": {"gcd": {"max_value": 0}}}, "max_value must be"),
+        ({"difficulty": {"spiral_matrix": {"max_m": 3}}}, "did you mean 'max_n'"),
+        (
+            {"generators": ("spiral_matrix",), "difficulty": {"spiral_matrix": {"max_n": 0}}},
+            "max_n",
+        ),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        Gym(**{"generators": ("gcd",), **options})
+        Gym(**{"generators": ("spiral_matrix",), **options})
     assert "\n" not in str(caught.value)
 
 
 def test_the_gym_is_made_by_name_with_lists_as_a_config_file_gives_them() -> None:
-    options = {"generators": ["gcd"], "difficulty": {"gcd": {"max_value": 200}}}
+    options = {"generators": ["spiral_matrix"], "difficulty": {"spiral_matrix": {"max_n": 5}}}
     env = build_env("gym", options, seed=3)
     assert isinstance(env, Gym)
-    assert (env.seed, env.domains) == (3, ("gcd",))
+    assert (env.seed, env.domains) == (3, ("spiral_matrix",))
 
 
 def test_without_reasoning_gym_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,4 +221,4 @@ def test_without_reasoning_gym_the_error_names_the_extra(monkeypatch: pytest.Mon
 
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(MissingExtra, match=r"distill-nightly\[gym\]"):
-        Gym(generators=("gcd",), difficulty={"gcd": {"max_value": 77}})
+        Gym(generators=("spiral_matrix",), difficulty={"spiral_matrix": {"max_n": 7}})
