@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distill.config import Config
-from distill.errors import DistillError
+from distill.errors import DistillError, PreflightError
 from distill.rundir import RunDir, sweep_partial
 from distill.types import Verdict
 from flows import judging, registry, wiring
@@ -120,7 +120,15 @@ def _with_prefect(night: Night, steps: list[PlanStep]) -> None:
         reasons = "\n".join(f"- {r.text}" for r in verdict.reasons)
         create_markdown_artifact(key="verdict", markdown=f"# {verdict.decision}\n\n{reasons}")
 
-    nightly()
+    try:
+        nightly()
+    except RuntimeError as error:
+        if "Prefect API server" not in str(error):
+            raise
+        raise PreflightError(
+            f"Prefect's local server did not start ({error}); look into "
+            f"{os.environ['PREFECT_HOME']}, or run the night without it: run.orchestrator=none"
+        ) from error
 
 
 def _only(run: Callable[[], Any]) -> Callable[[], None]:
@@ -143,6 +151,7 @@ def quiet_prefect(home: Path) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)
 
 
 def quiet_transformers() -> None:

@@ -191,6 +191,8 @@ def tools(draws: Draws, options: Options) -> Draft:
     """`d4711.rev:a+c=`: ask the store for each key (`?a` -> `fc=`), then answer `!` + result.
 
     The result is the rule applied to the values joined in order. Harder with the number of keys.
+    `meta["turns"]` holds the (call, answer) pairs of a worked episode. There is no `solution`: one
+    that skips the calls would teach a model to guess.
     """
     store = f"d{draws.below(10_000):04d}"
     name = draws.pick(options.rewrite_rules)
@@ -200,7 +202,6 @@ def tools(draws: Draws, options: Options) -> Draft:
     calls = [(f"?{key}", f"{value}=") for key, value in zip(keys, values, strict=True)]
     meta = {
         "turns": tuple(calls),
-        "solution": f"!{answer}",
         "store": store,
         "views": {"answer": f"{store}.{name}{{{answer}}}{'+'.join(keys)}="},
         "difficulty": len(keys),

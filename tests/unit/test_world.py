@@ -158,7 +158,8 @@ def test_every_symbol_of_every_text_is_in_the_alphabet() -> None:
     assert (ALPHABET.index(PAD), ALPHABET.index(END)) == (0, 1)
     assert len(ALPHABET) == len(set(ALPHABET)) == 80
     for task in World(domains=EVERY, deliberate_share=0.3).tasks("train")[:700]:
-        texts = [content(task), task.meta["solution"], *task.meta.get("views", {}).values()]
+        texts = [content(task), *task.meta.get("views", {}).values()]
+        texts += [task.meta.get("solution", ""), *map("".join, task.meta.get("turns", ()))]
         assert set("".join(texts)) <= set(ALPHABET[2:])
 
 
@@ -218,7 +219,7 @@ def test_a_tools_episode_answers_calls_and_grades_the_last_reply() -> None:
             turn = episode.reply(call)
             assert [m.content for m in turn.messages] == [answer]
             assert (turn.messages[0].role, turn.done, turn.valid) == ("tool", False, True)
-        last = episode.reply(task.meta["solution"])
+        last = episode.reply(f"!{task.answer}")
         assert (last.done, last.reward, episode.reward().value) == (True, 1.0, 1.0)
         assert episode.reward().parts == {"asked": 1.0}
         with pytest.raises(DataError, match="is over"):
