@@ -25,6 +25,12 @@ class TokenScores:
     logprobs: Tensor  # [B, T] float32, 0 outside the mask
     entropy: Tensor | None = None  # [B, T]
 
+    def to(self, device: torch.device) -> TokenScores:
+        return TokenScores(
+            logprobs=self.logprobs.to(device),
+            entropy=None if self.entropy is None else self.entropy.to(device),
+        )
+
     def rows(self, index: Tensor, width: int) -> TokenScores:
         return TokenScores(
             logprobs=self.logprobs[index, :width],
@@ -86,6 +92,20 @@ class Batch:
         if not bool(torch.isfinite(self.sampler_logprobs[self.completion_mask]).all()):
             raise AlignmentError("a sampler log-probability of a trained token is not finite")
         return self
+
+    def to(self, device: torch.device) -> Batch:
+        """The same rows on another device; distributions stay where their teacher is."""
+        changes: dict[str, object] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Tensor):
+                changes[entry.name] = value.to(device)
+        changes["weights"] = {name: w.to(device) for name, w in self.weights.items()}
+        changes["targets"] = {
+            role: target.to(device) if isinstance(target, TokenScores) else target
+            for role, target in self.targets.items()
+        }
+        return replace(self, **changes)  # type: ignore[arg-type]
 
     def select(self, index: Tensor) -> Batch:
         """The given rows, cut to the longest of them."""

@@ -71,6 +71,18 @@ def build_model(build: ModelBuild, tokenizer: Any, *, seed: int) -> Any:
         return Qwen3ForCausalLM(config)
 
 
+def pick_device(name: str) -> torch.device:
+    """`auto` is a GPU when there is one, else the CPU. ConfigError for what torch cannot use."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"model.device = {name!r} cannot be used: {_line(error)}") from error
+    return device
+
+
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 

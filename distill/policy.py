@@ -75,6 +75,7 @@ class Policy:
         self.model = model
         self.base = base
         self.kind = kind
+        self.device = next(model.parameters()).device
         self.temperature = temperature
         self.max_tokens = max_tokens
         self._start: Any = None
@@ -184,14 +185,14 @@ class Policy:
         with self.as_role(role) as model:
             for cut in _cuts([len(v.token_ids) for v in views], self.max_tokens):
                 part = [views[i] for i in cut]
-                ids, attention, mask = _pad_views(part)
+                ids, attention, mask = (x.to(self.device) for x in _pad_views(part))
                 rows = predictor_rows(hidden_states(model, ids, attention), mask)
                 sizes = [counts[i] for i in cut]
                 for i, piece in zip(cut, rows.split(sizes), strict=True):
                     pieces[i] = piece
         width = self.model.config.get_text_config().hidden_size
         found = [p for p in pieces if p is not None]
-        return (torch.cat(found) if found else torch.zeros(0, width)), counts
+        return (torch.cat(found) if found else torch.zeros(0, width, device=self.device)), counts
 
     def head(self, role: str = STUDENT) -> Head:
         model = self._start if role == BASE and self.kind == "full" else self.model
@@ -204,7 +205,8 @@ class Policy:
         """Log-probabilities of the trained tokens of each view under a role."""
         rows, counts = self.hidden(views, role)
         head = self.head(role)
-        ids = torch.tensor([v.token_ids[p] for v in views for p in v.positions], dtype=torch.long)
+        chosen = [v.token_ids[p] for v in views for p in v.positions]
+        ids = torch.tensor(chosen, dtype=torch.long, device=self.device)
 
         def compute(piece: Tensor, start: int, stop: int) -> Sequence[Tensor]:
             log_probs = head.log_probs(piece)

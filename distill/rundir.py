@@ -272,7 +272,7 @@ class RunDir:
 
     @property
     def is_finished(self) -> bool:
-        return self.summary_path.exists()
+        return self.summary_path.exists() and (self.path / "report.html").exists()
 
     def stage_dir(self, stage: str) -> Path:
         return self.path / "stages" / stage
@@ -298,7 +298,7 @@ class RunDir:
 
     @property
     def summary_path(self) -> Path:
-        """Written last: its presence means that the night is over."""
+        """What other programs read of a finished night; only the report is written later."""
         return self.path / "summary.json"
 
     def read_config(self) -> Config:

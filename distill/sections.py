@@ -73,6 +73,9 @@ class ModelSection:
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face name."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    """Where the student and its teacher live: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU
+    when there is one."""
     kind: Literal["full", "adapter"] = "full"
     """Train all weights, or a LoRA adapter over frozen ones."""
     rank: int = within(32, 1)

@@ -76,6 +76,7 @@ class Trainer:
                 f"step {info.step} of stage {info.stage} has no trained token: every rollout "
                 "failed or was dropped; look at the errors of the rollouts of this step"
             )
+        batch = batch.to(self.policy.device)
         with torch.no_grad():
             batch, self.state = objective.prepare(batch, info, self.state)
         plan = objective.plan()
@@ -144,7 +145,8 @@ class Trainer:
             )
         for name, tensor in tensors.items():
             key, parameter = name.split("/", 1)
-            self.optimizer.state[self._named[parameter]][key] = tensor.clone()
+            owner = self._named[parameter]
+            self.optimizer.state[owner][key] = tensor.to(owner.device, copy=True)
 
 
 def sum_terms(terms: Sequence[Term], totals: Callable[[str, str], float]) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from distill.rollout import reply_text
 from distill.rundir import from_json, read_json, to_json, write_json
 from distill.types import CheckpointRef, EvalReport, Rollout, Split, Task, Verdict
 from evals.gate import decide
+from evals.report import build
 from evals.suite import EvalSettings, correctness, run_suite, select
 from flows import registry, wiring
 from flows.night import Night, Student, base_name, load_student
@@ -142,11 +144,17 @@ def promote(night: Night) -> None:
     )
 
 
+def report(night: Night, warnings: Sequence[str]) -> None:
+    """Write samples, summary and both reports; the night is finished once they are there."""
+    write_summary(night, warnings)
+    build(night.run.path)
+
+
 def write_summary(night: Night, warnings: Sequence[str]) -> Mapping[str, Any]:
-    """Write samples.json and summary.json; the latter marks the night as finished."""
+    """Write samples.json and summary.json."""
     verdict = judge(night)
     write_json(night.run.samples_path, _joined_samples(night))
-    env = read_json(night.run.path / "env.json")
+    env = _env(night)
     stages = [
         to_json(read_result(night.final(s.name)))
         for s in night.config.stages
@@ -191,12 +199,16 @@ def _evaluation_rows(night: Night) -> list[dict[str, Any]]:
 
 def _wall_seconds(night: Night) -> float:
     """Time from the first start of the night to now, interruptions included."""
-    from datetime import UTC, datetime
-
-    started = read_json(night.run.path / "env.json").get("started")
+    started = _env(night).get("started")
     if started is None:
         return 0.0
     return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
+
+
+def _env(night: Night) -> dict[str, Any]:
+    """What the command line noted about this run; a library call need not have any."""
+    path = night.run.path / "env.json"
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def peak_rss_bytes() -> int:

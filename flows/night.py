@@ -20,6 +20,7 @@ from distill.models import (
     load_model,
     load_tokenizer,
     new_adapter,
+    pick_device,
     save_weights,
 )
 from distill.policy import AdapterSpec, Policy
@@ -155,6 +156,7 @@ def load_student(night: Night, config: Config, weights: Path | None) -> Student:
         model = load_model(str(source), dtype=model_config.dtype, trust_remote_code=trust)
     else:
         tokenizer, model = _built(config)
+    model = model.to(pick_device(model_config.device))
     if model_config.kind == "adapter":
         model = _with_adapter(model, config, weights)
     policy = Policy(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,7 @@ class PlanStep:
     run: Callable[[], Any]
 
 
-def plan(night: Night) -> list[PlanStep]:
+def plan(night: Night, warnings: Sequence[str]) -> list[PlanStep]:
     """The steps of a night in order; each returns at once when its result is on disk."""
     steps = [
         PlanStep(name=s.name, run=partial(run_stage, night, s)) for s in night.bootstrap_stages
@@ -47,6 +47,7 @@ def plan(night: Night) -> list[PlanStep]:
     steps.append(PlanStep(name="evaluate after", run=partial(judging.evaluate, night, "after")))
     steps.append(PlanStep(name="gate", run=partial(judging.judge, night)))
     steps.append(PlanStep(name="promote", run=partial(judging.promote, night)))
+    steps.append(PlanStep(name="report", run=partial(judging.report, night, warnings)))
     return steps
 
 
@@ -56,8 +57,6 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
     One night at a time per model: the lock of the model is held throughout.
     """
     import torch
-
-    from evals.report import build
 
     wiring.check(config)
     quiet_transformers()
@@ -70,13 +69,11 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
         run.add_event("started")
         execute = _with_prefect if config.run.orchestrator == "prefect" else _plain
         try:
-            execute(night, plan(night))
+            execute(night, plan(night, warnings))
         except DistillError as error:
             run.add_event("failed", error=str(error))
             raise
         verdict = judging.judge(night)
-        judging.write_summary(night, warnings)
-        build(run.path)
         run.add_event("finished", verdict=verdict.decision)
     return verdict
 
@@ -117,8 +114,8 @@ def _with_prefect(night: Night, steps: list[PlanStep]) -> None:
             ],
             description=f"{night.run.name}: {verdict.decision}",
         )
-        reasons = "\n".join(f"- {r.text}" for r in verdict.reasons)
-        create_markdown_artifact(key="verdict", markdown=f"# {verdict.decision}\n\n{reasons}")
+        report = (night.run.path / "report.md").read_text(encoding="utf-8")
+        create_markdown_artifact(key="report", markdown=report)
 
     try:
         nightly()

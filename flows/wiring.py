@@ -186,7 +186,7 @@ def build_teacher(
     folder = locate(options.path)
     require_same_tokenizer(chat.tokenizer, load_tokenizer(str(folder)), options.path)
     frozen = Policy(
-        load_model(str(folder), dtype=options.dtype),
+        load_model(str(folder), dtype=options.dtype).to(policy.device),
         base=options.path,
         trainable=False,
         temperature=policy.temperature,

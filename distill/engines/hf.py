@@ -76,23 +76,24 @@ class HFEngine:
         from transformers.cache_utils import DynamicCache
 
         repeats, limit = sampling.num_samples, sampling.max_new_tokens
-        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long)
+        device = self.policy.device
+        stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
         head = self.policy.head(self._role)
         head_logits = head.logits if head.temperature == 1.0 else _untempered(head)
-        ids, mask = _pad_left(prompts, self._pad_id)
+        ids, mask = (x.to(device) for x in _pad_left(prompts, self._pad_id))
         cache = DynamicCache(config=model.config)
         logits = head_logits(self._step(model, ids, mask, cache))
         if repeats > 1:
             cache.batch_repeat_interleave(repeats)
             logits, mask = logits.repeat_interleave(repeats, 0), mask.repeat_interleave(repeats, 0)
-        noise = _noise(keys, repeats, limit, sampling.temperature)
+        noise = _noise(keys, repeats, limit, sampling.temperature).to(device)
         num_rows = len(prompts) * repeats
-        tokens = torch.full((num_rows, limit), self._pad_id, dtype=torch.long)
-        logprobs = torch.zeros(num_rows, limit)
-        length = torch.zeros(num_rows, dtype=torch.long)
-        stopped = torch.zeros(num_rows, dtype=torch.bool)
-        alive = torch.arange(num_rows)  # rows still in the cache, by number
-        done = torch.zeros(num_rows, dtype=torch.bool)  # of the rows in the cache
+        tokens = torch.full((num_rows, limit), self._pad_id, device=device)
+        logprobs = torch.zeros(num_rows, limit, device=device)
+        length = torch.zeros(num_rows, dtype=torch.long, device=device)
+        stopped = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        alive = torch.arange(num_rows, device=device)  # rows still in the cache, by number
+        done = torch.zeros_like(stopped)  # of the rows in the cache
         for t in range(limit):
             sampled, scores = draw(logits, noise[alive, t], sampling)
             live = alive[~done]

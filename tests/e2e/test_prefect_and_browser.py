@@ -77,9 +77,9 @@ def test_every_stage_was_a_task_run_and_the_artifacts_are_there(prefect_home):
         artifacts = {key for (key,) in database.execute("select key from artifact")}
     database.close()
     expected = {"teacher", "base", "start", "evaluate before", "evaluate teacher", "opd"}
-    assert expected | {"evaluate after", "gate", "promote"} == set(tasks)
+    assert expected | {"evaluate after", "gate", "promote", "report"} == set(tasks)
     assert states == {"COMPLETED"}
-    assert {"gate", "verdict"} <= artifacts
+    assert {"gate", "report"} <= artifacts
 
 
 def test_a_killed_night_leaves_a_server_that_the_next_one_ends(micro_home, tmp_path):
