@@ -42,10 +42,15 @@ class Progress:
 def save_checkpoint(
     folder: Path, policy: Policy, trainer: Trainer, tokenizer: Any, progress: Progress
 ) -> Path:
-    """Write `folder`/checkpoints/<step> durably and return it. Existing ones are kept."""
+    """Write `folder`/checkpoints/<step> durably and return it. An undamaged one is kept."""
     path = folder / "checkpoints" / f"{progress.step:06d}"
     if path.exists():
-        return path
+        try:
+            verify_manifest(path)
+            return path
+        except CheckpointError as error:
+            logger.warning("wrote a checkpoint anew: %s", error)
+            shutil.rmtree(path)
     with staged_dir(path) as partial:
         save_weights(policy, tokenizer, partial)
         save_file(trainer.state_tensors(), str(partial / "optimizer.safetensors"))

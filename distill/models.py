@@ -138,13 +138,19 @@ def load_adapter(model: Any, path: Path, *, trainable: bool = True) -> Any:
     from peft import PeftModel
     from safetensors import SafetensorError
 
-    if not (path / ADAPTER_WEIGHTS).is_file():
-        raise CheckpointError(f"{path} holds no {ADAPTER_WEIGHTS}; give the folder of an adapter")
+    adapter_dir(path)
     try:
         with _without_peft_noise():
             return PeftModel.from_pretrained(model, str(path), is_trainable=trainable)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the adapter in {path} cannot be loaded: {_line(error)}") from error
+
+
+def adapter_dir(path: Path) -> Path:
+    """`path` itself. CheckpointError unless it is the folder of an adapter."""
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        raise CheckpointError(f"{path} holds no {ADAPTER_WEIGHTS}; give the folder of an adapter")
+    return path
 
 
 def save_weights(policy: Policy, tokenizer: Any, folder: Path) -> None:

@@ -260,8 +260,10 @@ def head_of(model: Any, temperature: float) -> Head:
     lm = causal_lm(model)
     module = lm.get_output_embeddings()
     config = lm.config.get_text_config()
-    # Two families of models carry extra factors on their logits; all others have neither.
+    # Some families of models carry an extra factor, divisor or cap on their logits.
     scale = getattr(config, "logit_scale", None)
+    if scale is None and getattr(config, "logits_scaling", None):
+        scale = 1.0 / float(config.logits_scaling)
     return Head(
         weight=module.weight,
         bias=getattr(module, "bias", None),
@@ -269,6 +271,30 @@ def head_of(model: Any, temperature: float) -> Head:
         soft_cap=getattr(config, "final_logit_softcapping", None),
         temperature=temperature,
     )
+
+
+def require_known_head(model: Any) -> None:
+    """Raise ConfigError unless `head_of` computes what the model itself computes.
+
+    Some families do more with their logits than is known here; their log-probabilities, and every
+    loss made of them, would silently be wrong.
+    """
+    module = causal_lm(model).get_output_embeddings()
+    if hasattr(module, "base_layer"):
+        raise ConfigError(
+            "the output layer carries an adapter, which is not supported; exclude it from "
+            "model.target_modules"
+        )
+    ids = torch.arange(3, device=module.weight.device)[None]
+    with torch.no_grad():
+        ours = head_of(model, 1.0).logits(hidden_states(model, ids, torch.ones_like(ids).bool()))
+        theirs = model(input_ids=ids, use_cache=False).logits.float()
+    gap, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    if not gap <= 0.02 * size + 1e-4:
+        raise ConfigError(
+            f"the logits of {type(causal_lm(model)).__name__} differ from its output layer by up "
+            f"to {gap:.3g}: the model scales them in a way that is not supported"
+        )
 
 
 def _cuts(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

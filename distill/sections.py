@@ -113,7 +113,7 @@ class TrainerSection:
     weight_decay: float = within(0.0, 0.0)
     warmup_steps: int = within(5, 0)
     schedule: Literal["constant", "linear"] = "constant"
-    """After the warm-up: keep `lr`, or fall linearly to `min_lr_ratio * lr` at the last step."""
+    """After the warm-up: keep `lr`, or fall linearly toward 0, at least `min_lr_ratio * lr`."""
     min_lr_ratio: float = within(0.1, 0.0, 1.0)
     grad_clip: float = within(1.0, 0.0)
     """Largest gradient norm; 0 turns clipping off."""
@@ -123,8 +123,6 @@ class TrainerSection:
     """Passes over the replies of a step."""
     minibatches: int = within(1, 1)
     """Optimizer updates per pass."""
-    publish_every: int = within(1, 1)
-    """Steps between two hand-overs of the weights to the rollout engine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

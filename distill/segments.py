@@ -64,7 +64,8 @@ class Segments:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        with clear_disk_errors(self._path):
+            self._file.close()
 
 
 def _pack(record: Any) -> dict[str, Any]:

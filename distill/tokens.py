@@ -60,14 +60,18 @@ class Chat:
         )
         return str(text)
 
-    def prompts(self, conversations: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        """Token ids of each prompt. Raises DataError when one exceeds `max_length`."""
+    def prompts(
+        self, conversations: Sequence[Sequence[Message]], *, limit: int | None = None
+    ) -> list[tuple[int, ...]]:
+        """Token ids of each prompt. Raises DataError when one exceeds `limit`, by default
+        `max_length`; 0 is no limit."""
+        limit = self.max_length if limit is None else limit
         texts = [self.render(c) for c in conversations]
         encoded = [tuple(ids) for ids in self._encode(texts)]
         for text, ids in zip(texts, encoded, strict=True):
-            if len(ids) > self.max_length:
+            if limit and len(ids) > limit:
                 raise DataError(
-                    f"a prompt has {len(ids)} tokens, but model.max_length is {self.max_length}: "
+                    f"a prompt has {len(ids)} tokens, but model.max_length is {limit}: "
                     f"{text[:60]!r}...; raise model.max_length or drop the task"
                 )
             if not ids:
@@ -113,8 +117,18 @@ class Chat:
                     "the chat template rewrites earlier turns, so a conversation of several turns "
                     "cannot be kept as one row; use a template that only appends"
                 )
-            suffix = after[len(before) :]
+            suffix = self._after_reply(before) + after[len(before) :]
         return (*token_ids, *self._encode([suffix])[0])
+
+    def _after_reply(self, conversation: str) -> str:
+        """What the template writes between the stop token of a reply and the next turn, such as a
+        line break: the sampled ids end with the stop token."""
+        for stop in self.stop_token_ids:
+            text = str(self.tokenizer.decode([stop]))
+            rest = conversation.rpartition(text)[2] if text else conversation
+            if rest != conversation and not rest.strip():
+                return rest
+        return ""
 
     def _is_plain(self) -> bool:
         return self.tokenizer.chat_template in (None, "", PLAIN_TEMPLATE)

@@ -109,6 +109,13 @@ class Trainer:
             loss = sum_terms(terms, totals)
             loss.backward()
             ledger.add(float(loss.detach()), terms)
+            if not ledger.updated and bool(micro.sampler_logprobs.any()):
+                # How far engine and trainer disagree; 0 in exact arithmetic while on policy.
+                gap = (view.logprobs.detach() - micro.sampler_logprobs).abs()
+                weights = micro.completion_mask.float()
+                ledger.add_metric("sampler_gap/mean", Metric(values=gap, weights=weights))
+                worst = Metric(values=gap, weights=weights, reduce="max")
+                ledger.add_metric("sampler_gap/max", worst)
             if view.entropy is not None:
                 weights = micro.completion_mask.float()
                 ledger.add_metric("entropy", Metric(values=view.entropy, weights=weights))
@@ -122,6 +129,7 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        ledger.updated = True
         return norm
 
     # -- resume ------------------------------------------------------------------------------
@@ -183,6 +191,7 @@ class _Ledger:
     """Loss and metrics of a step, merged exactly over its micro-batches."""
 
     loss: float = 0.0
+    updated: bool = False
     _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
     _extremes: dict[str, tuple[str, float]] = field(default_factory=dict)
 

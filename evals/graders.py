@@ -146,6 +146,10 @@ def _own(name: str) -> TaskGrader:
             f"data.grader: cannot import {error.name!r} for {name!r}; install the package or add "
             "its folder to PYTHONPATH"
         ) from error
+    except Exception as error:  # whatever the user's own module does
+        raise ConfigError(
+            f"data.grader: {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise ConfigError(

@@ -60,12 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 20
     try:
         code = app(words, prog_name="distill", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None when the caller closed it
+            sys.stdout.flush()
+        if code == 130:
+            say("distill: interrupted")
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
         # The reader of our output went away, as `head` does; the interpreter must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as left:
+        # Typer turns a broken pipe into this.
+        if isinstance(left.__context__, BrokenPipeError):
+            return 0
+        raise
     except Exception as error:
         if debug:
             raise

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from distill.errors import ConfigError
 from flows.options import Home, Json
 from flows.output import print_json, print_table, say
 
@@ -117,8 +118,12 @@ def report(run: Run = "", as_json: Json = False, home: Home = Path()) -> None:
 def _open(home: Path, run: str) -> RunDir:
     from distill.rundir import RunDir
 
+    if run:
+        return RunDir.open(home, run)
     newest = RunDir.all(home)
-    return newest[0] if not run and newest else RunDir.open(home, run or "the newest")
+    if not newest:
+        raise ConfigError(f"no runs in {home / 'runs'}; start one with: distill nightly tiny")
+    return newest[0]
 
 
 def _state(run: RunDir) -> str:

@@ -28,11 +28,14 @@ def init(
     yes: Yes = False,
 ) -> None:
     """Write a commented configuration for your own model and data."""
+    import shlex
+
     from flows.init import write_config
 
     write_config(path, model=model, data=data, overwrite=yes)
     print(path)
-    say(f"edit it, then: distill config check {path}; distill nightly {path}")
+    name = shlex.quote(str(path))
+    say(f"edit it, then: distill config check {name}; distill nightly {name}")
 
 
 def doctor(arguments: Arguments = None, as_json: Json = False, home: Home = Path()) -> int:

@@ -47,7 +47,7 @@ def _layer(name: str) -> Layer:
         return Layer(origin=f"preset {name}", text=packaged[name])
     path = Path(name)
     try:
-        return Layer(origin=name, text=path.read_text(encoding="utf-8"))
+        return Layer(origin=name, text=path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{name!r} is neither a preset nor a file{did_you_mean(name, packaged)}; "

@@ -115,6 +115,9 @@ def _disk(home: Path) -> Check:
     place = home.resolve()
     while not place.exists():
         place = place.parent
+    if not place.is_dir():
+        advice = "choose another folder with --home or run.home"
+        return Check(name="disk", status="fail", detail=f"{place} is no folder", advice=advice)
     free = shutil.disk_usage(place).free
     detail = f"{free / 2**30:.1f} GiB free for {home.resolve()}"
     advice = "free some space, or choose another folder with run.home"
@@ -144,6 +147,10 @@ def models(config: Config, home: Path) -> list[Check]:
     seen: set[str] = set()
     for own in [config.for_stage(stage) for stage in config.stages] or [config]:
         name = own.stages[0].name if own.stages else "model"
+        data = json.dumps(own.to_dict()["data"])
+        if own.data.name and data not in seen:
+            seen.add(data)
+            checks += _guarded(f"{name}: data", partial(_data, own))
         fingerprint = json.dumps([own.to_dict()["model"], own.to_dict()["teacher"]])
         if fingerprint in seen:
             continue
@@ -187,6 +194,17 @@ def _model(own: Config, load: Callable[[str], Loaded]) -> list[Finding]:
         text = chat.render([Message(role="user", content="Hello")])
         found.append(("ok", f"chat template: {text!r}", ""))
     return found
+
+
+def _data(own: Config) -> list[Finding]:
+    """Rows of the user's own table, read once; generated tasks need no look."""
+    from evals.envs.table import Table
+    from flows.wiring import build_env
+
+    env = build_env(own)
+    if not isinstance(env, Table):
+        return []
+    return [("ok", f"{env.path}: {len(env.tasks('train'))} tasks to train on", "")]
 
 
 def _teacher(own: Config, load: Callable[[str], Loaded]) -> list[Finding]:

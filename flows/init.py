@@ -80,6 +80,8 @@ _KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 
 def write_config(path: Path, *, model: str, data: str, overwrite: bool) -> None:
     """Write the commented file. ConfigError when `path` exists and `overwrite` is off."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name the file to write in it")
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists already; choose another name, or replace it with --yes")
     text = _TEMPLATE.format(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +16,8 @@ from distill.errors import ConfigError
 from distill.models import checkpoint_ref
 from distill.policy import STUDENT, Policy
 from distill.rollout import reply_text
-from distill.rundir import from_json, read_json, to_json, write_json
-from distill.types import CheckpointRef, EvalReport, Rollout, Split, Task, Verdict
+from distill.rundir import from_json, read_json, read_jsonl, to_json, write_json
+from distill.types import CheckpointRef, EvalReport, Reason, Rollout, Split, Task, Verdict
 from evals.gate import decide
 from evals.report import build
 from evals.suite import EvalSettings, correctness, run_suite, select
@@ -118,22 +119,57 @@ def candidate(night: Night) -> CheckpointRef:
 
 
 def judge(night: Night) -> Verdict:
-    """Compare the result of the night with its start, task by task. Idempotent."""
+    """Compare the result of the night with its start, task by task. Idempotent.
+
+    A night that was interrupted while another one moved the champion is held: its result was never
+    compared with the weights that it would replace.
+    """
     path = night.run.gate_path()
-    if path.exists():
-        return from_json(Verdict, read_json(path), where=str(path))
+    stored = from_json(Verdict, read_json(path), where=str(path)) if path.exists() else None
+    verdict = stored or _decide(night)
+    moved = _moved_champion(night) if verdict.decision == "promote" else None
+    if moved is not None:
+        verdict = replace(verdict, decision="hold", reasons=(*verdict.reasons, moved))
+    if verdict != stored:
+        write_json(path, verdict)
+    return verdict
+
+
+def _decide(night: Night) -> Verdict:
     after, before = evaluate(night, "after"), evaluate(night, "before")
     if after is None or before is None:
         raise ConfigError("a verdict needs the evaluations `before` and `after`")
-    verdict = decide(after, before, night.config.gate, evaluate(night, "teacher"))
-    write_json(path, verdict)
-    return verdict
+    return decide(after, before, night.config.gate, evaluate(night, "teacher"))
+
+
+def _moved_champion(night: Night) -> Reason | None:
+    """Why the result must not be promoted any more: the champion is not the night's start."""
+    champion = registry.current(night.home, night.config.model.name)
+    start = checkpoint_ref(night.start, base=base_name(night.config)).digest
+    if champion is None or champion.digest == start or _was_promoted(night):
+        return None
+    return Reason(
+        rule="champion",
+        observed=0.0,
+        bound=1.0,
+        passed=False,
+        text=f"The champion became {champion.digest[:12]} (run {champion.run}) while this night "
+        "was interrupted; the result was compared with an older one, so it cannot be promoted.",
+    )
+
+
+def _was_promoted(night: Night) -> bool:
+    digest = candidate(night).digest
+    return any(
+        (entry.run, entry.to_digest, entry.action) == (night.run.name, digest, "promote")
+        for entry in registry.history(night.home, night.config.model.name)
+    )
 
 
 def promote(night: Night) -> None:
     """Make the result the champion when the verdict says so. Idempotent."""
     verdict = judge(night)
-    if verdict.decision != "promote":
+    if verdict.decision != "promote" or _was_promoted(night):
         return
     registry.promote(
         night.home,
@@ -180,10 +216,24 @@ def write_summary(night: Night, warnings: Sequence[str]) -> Mapping[str, Any]:
         "adapter_sha256": result.digest,
         "start_sha256": checkpoint_ref(night.start, base=result.base).digest,
         "bank_version": None,
-        "warnings": list(warnings),
+        "warnings": [*warnings, *_left_out(night)],
     }
     write_json(night.run.summary_path, summary)
     return summary
+
+
+def _left_out(night: Night) -> list[str]:
+    """How many replies of each stage took no part in an update; repeated steps count once."""
+    path = night.run.metrics_path
+    dropped: dict[str, dict[int, int]] = {}
+    for row in read_jsonl(path) if path.exists() else []:
+        dropped.setdefault(row["stage"], {})[row["step"]] = int(row.get("num_dropped") or 0)
+    return [
+        f"stage {stage}: {sum(steps.values())} replies took no part in an update (failed episodes, "
+        "or views that did not fit)"
+        for stage, steps in dropped.items()
+        if any(steps.values())
+    ]
 
 
 def _evaluation_rows(night: Night) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,16 @@ from distill.models import (
     pick_device,
     save_weights,
 )
-from distill.policy import AdapterSpec, Policy
+from distill.policy import AdapterSpec, Policy, require_known_head
 from distill.pretrained import resolve_model
-from distill.rundir import RunDir, read_json, staged_dir, write_json
+from distill.rundir import (
+    RunDir,
+    digest_file,
+    digest_json,
+    read_json,
+    staged_dir,
+    write_json,
+)
 from distill.tokens import Chat
 from distill.types import CheckpointRef
 from flows import registry
@@ -82,18 +88,42 @@ class Night:
             return self.final(path.removeprefix(STAGE))
         record = self.run.path / "models.json"
         known = read_json(record) if record.exists() else {}
-        if known.get(path, {}).get("source") == "hub":
-            revision = known[path]["revision"]
+        name, asked = f"{path}@{revision}" if revision else path, revision
+        if known.get(name, {}).get("source") == "hub":
+            revision = known[name]["revision"]
         found = resolve_model(path, home=self.home, revision=revision)
-        entry = {"source": found.source, "revision": found.revision, "asked": revision}
-        if path not in known and self.run.path.is_dir():
-            write_json(record, {**known, path: entry})
+        if name not in known and self.run.path.is_dir():
+            pinned = found.revision or _folder_digest(Path(found.dir_or_id))
+            entry = {"source": found.source, "revision": pinned, "asked": asked}
+            write_json(record, {**known, name: entry})
         return Path(found.dir_or_id)
 
     def key(self, stage: str) -> str:
-        """Prefix of every random key of a stage: another night draws other tasks."""
-        number = read_json(self.run.path / "night.json")["number"]
+        """Prefix of every random key of a stage. Another night draws other tasks, but makes the
+        same teacher and base: those may come from the cache."""
+        number = 0
+        if self.config.stage(stage).target == "student":
+            number = read_json(self.run.path / "night.json")["number"]
         return f"{self.config.run.seed}/{number}/{stage}"
+
+
+def set_threads(night: Night) -> None:
+    """Use the configured number of CPU threads; by default what torch chose when the night began,
+    so that a resume on a changed machine still sums in the same order."""
+    import torch
+
+    path = night.run.path / "threads.json"
+    if not path.exists():
+        write_json(path, night.config.run.threads or torch.get_num_threads())
+    torch.set_num_threads(read_json(path))
+
+
+def _folder_digest(folder: Path) -> str | None:
+    """Digest of a model's weights; of their index where they are many files."""
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        if (folder / name).is_file():
+            return digest_file(folder / name)
+    return None
 
 
 def begin(night: Night) -> None:
@@ -102,12 +132,25 @@ def begin(night: Night) -> None:
     if path.exists():
         return
     champion = registry.current(night.home, night.config.model.name)
-    nights = registry.history(night.home, night.config.model.name)
+    name = night.config.model.name
     incumbent: dict[str, Any] | None = None
     if champion is not None:
         _require_same_base(night, champion.kind, champion.base)
+        _require_same_revision(night, champion.run)
         incumbent = {"digest": champion.digest, "path": str(champion.path)}
-    write_json(path, {"number": len(nights), "incumbent": incumbent})
+    write_json(path, {"number": _number(night, name), "model": name, "incumbent": incumbent})
+
+
+def _number(night: Night, model: str) -> int:
+    """A number that no earlier night of the model had, whether it was promoted, held or killed: a
+    night that repeated the draws of a held one would end just like it."""
+    used = [len(registry.history(night.home, model)) - 1]
+    for run in RunDir.all(night.home):
+        record = run.path / "night.json"
+        known = read_json(record) if record.exists() else {}
+        if known.get("model") == model:
+            used.append(known["number"])
+    return max(used) + 1
 
 
 def prepare_start(night: Night) -> CheckpointRef:
@@ -119,6 +162,7 @@ def prepare_start(night: Night) -> CheckpointRef:
         incumbent = read_json(night.run.path / "night.json")["incumbent"]
         with staged_dir(night.start) as partial:
             if incumbent is not None:
+                verify_manifest(Path(incumbent["path"]))  # else a damaged champion would go on
                 shutil.copytree(incumbent["path"], partial, dirs_exist_ok=True)
             else:
                 student = load_student(night, stage_config, None)
@@ -137,11 +181,16 @@ def register_start(night: Night) -> None:
 
 
 def base_name(config: Config) -> str:
-    """What the weights of a stage are based on, as the registry records it."""
-    if config.model.kind == "full":
-        return "full"
-    revision = f"@{config.model.revision}" if config.model.revision else ""
-    return f"{config.model.path}{revision}" if config.model.path else "build"
+    """What the weights of a stage are based on, as the registry records it: the model and, for an
+    adapter, its shape. Weights of another name are never continued."""
+    model = config.model
+    build = f"build {digest_json(model.build)[:12]}" if model.build else ""
+    source = f"{model.path} ({build})" if model.path.startswith(STAGE) else model.path or build
+    if model.revision:
+        source = f"{source}@{model.revision}"
+    if model.kind == "full":
+        return source
+    return f"{source}, {model.target_modules} of rank {model.rank}, alpha {model.alpha}"
 
 
 def load_student(night: Night, config: Config, weights: Path | None) -> Student:
@@ -159,11 +208,13 @@ def load_student(night: Night, config: Config, weights: Path | None) -> Student:
     model = model.to(pick_device(model_config.device))
     if model_config.kind == "adapter":
         model = _with_adapter(model, config, weights)
+    require_known_head(model.eval())
     policy = Policy(
         model,
         base=base_name(config),
         kind=model_config.kind,
-        temperature=config.sampling.temperature,
+        # Worked solutions were not sampled, so no temperature belongs to them.
+        temperature=1.0 if config.stages[0].kind == "sft" else config.sampling.temperature,
         max_tokens=config.trainer.micro_batch_tokens,
     )
     chat = Chat(
@@ -208,5 +259,19 @@ def _require_same_base(night: Night, kind: str, base: str) -> None:
         )
 
 
-def stage_names(stages: Sequence[Stage]) -> str:
-    return ", ".join(s.name for s in stages)
+def _require_same_revision(night: Night, run: str | None) -> None:
+    """An adapter fits the very weights that it was trained on, not another version of a name."""
+    config = night.config.for_stage(night.student_stages[0])
+    path = config.model.path
+    record = night.home / "runs" / str(run) / "models.json"
+    if config.model.kind != "adapter" or not record.exists() or path.startswith(STAGE):
+        return
+    night.locate(path, config.model.revision)
+    name = f"{path}@{config.model.revision}" if config.model.revision else path
+    before = read_json(record).get(name, {}).get("revision")
+    now = read_json(night.run.path / "models.json").get(name, {}).get("revision")
+    if before is not None and now is not None and before != now:
+        raise ConfigError(
+            f"the champion of model {config.model.name!r} was trained on {path} at {before[:12]}, "
+            f"which now is {now[:12]}; pin model.revision, restore it, or choose another model.name"
+        )

@@ -21,10 +21,13 @@ from distill.errors import DistillError, PreflightError
 from distill.rundir import RunDir, sweep_partial
 from distill.types import Verdict
 from flows import judging, registry, wiring
-from flows.night import Night, begin, register_start
-from flows.orphans import end_orphans, record_children
+from flows.night import Night, begin, register_start, set_threads
+from flows.orphans import end_orphans, record_as_they_start
 from flows.progress import Progress
 from flows.stages import run_stage
+
+SERVER_PATIENCE = 180
+"""Seconds that Prefect's local server may take to start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,16 +59,13 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
 
     One night at a time per model: the lock of the model is held throughout.
     """
-    import torch
-
     wiring.check(config)
     quiet_transformers()
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     night = Night(config=config, run=run, progress=progress)
     with registry.model_lock(night.home, config.model.name), _collected_warnings() as warnings:
         sweep_partial(run.path)
         begin(night)
+        set_threads(night)
         run.add_event("started")
         execute = _with_prefect if config.run.orchestrator == "prefect" else _plain
         try:
@@ -93,7 +93,6 @@ def _with_prefect(night: Night, steps: list[PlanStep]) -> None:
 
     @flow(name="nightly", flow_run_name=night.run.name, validate_parameters=False)
     def nightly() -> None:
-        record_children(servers / f"{night.run.name}.json", "prefect.server")
         for step in steps:
             # Results stay on disk where the stages put them; Prefect keeps none of its own.
             task(name=step.name, task_run_name=step.name, persist_result=False)(_only(step.run))()
@@ -117,6 +116,8 @@ def _with_prefect(night: Night, steps: list[PlanStep]) -> None:
         report = (night.run.path / "report.md").read_text(encoding="utf-8")
         create_markdown_artifact(key="report", markdown=report)
 
+    record = servers / f"{night.run.name}.json"
+    record_as_they_start(record, "prefect.server", SERVER_PATIENCE)
     try:
         nightly()
     except RuntimeError as error:
@@ -143,7 +144,7 @@ def quiet_prefect(home: Path) -> None:
         "PREFECT_LOGGING_LEVEL": "CRITICAL",
         "PREFECT_CLI_PROMPT": "false",
         # The first start makes a database; a busy machine needs longer than the default 20 s.
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": str(SERVER_PATIENCE),
         "PREFECT_HOME": str((home / "cache" / "prefect").resolve()),
     }
     for name, value in defaults.items():

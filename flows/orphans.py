@@ -7,6 +7,8 @@ start time are written down, and the next night in the same home ends it when it
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -16,14 +18,30 @@ from distill.rundir import read_json, write_json
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 
 
 def record_children(path: Path, word: str) -> int:
     """Write down this process and its children with `word` in their command line; their number."""
     owner = psutil.Process()
     children = [_identity(c) for c in owner.children(recursive=True) if word in _command(c)]
-    write_json(path, {"owner": _identity(owner), "children": children})
+    if children:
+        write_json(path, {"owner": _identity(owner), "children": children})
     return len(children)
+
+
+def record_as_they_start(path: Path, word: str, seconds: float) -> threading.Thread:
+    """Record the children as soon as one is there, without waiting for it to be ready: a night may
+    be killed while its server still starts."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + seconds
+        while not record_children(path, word) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    thread = threading.Thread(target=watch, daemon=True, name="record of servers")
+    thread.start()
+    return thread
 
 
 def end_orphans(folder: Path) -> int:
@@ -40,7 +58,7 @@ def end_orphans(folder: Path) -> int:
         _, stubborn = psutil.wait_procs(orphans, timeout=_PATIENCE_SECONDS)
         for orphan in stubborn:
             orphan.kill()
-        path.unlink()
+        path.unlink(missing_ok=True)
         ended += len(orphans)
     return ended
 

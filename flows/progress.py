@@ -127,9 +127,13 @@ class _ToProgress(logging.Handler):
     def __init__(self, progress: Progress) -> None:
         super().__init__(logging.WARNING)
         self._progress = progress
+        self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._progress.message(f"{record.levelname.lower()}: {record.getMessage()}")
+        text = f"{record.levelname.lower()}: {record.getMessage()}"
+        if text not in self._said:
+            self._said.add(text)
+            self._progress.message(text)
 
 
 @contextlib.contextmanager

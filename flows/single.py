@@ -13,7 +13,7 @@ from distill.policy import STUDENT
 from distill.rundir import RunDir
 from distill.types import EvalReport, Message, Sampling, ScoreRequest, Split, TeacherView
 from flows import judging, registry, wiring
-from flows.night import Night, base_name, begin, load_student, prepare_start
+from flows.night import Night, base_name, begin, load_student, prepare_start, set_threads
 from flows.progress import NoProgress, Progress
 from flows.stages import run_stage
 
@@ -29,13 +29,10 @@ def train(config: Config, stage: Stage, *, run: RunDir, progress: Progress) -> P
 
     Nothing is evaluated, judged or promoted.
     """
-    import torch
-
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
     night = Night(config=config, run=run, progress=progress)
     with registry.model_lock(night.home, config.model.name):
         begin(night)
+        set_threads(night)
         for earlier in night.bootstrap_stages:
             run_stage(night, earlier)
         if stage.target == "student":

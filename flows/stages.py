@@ -3,6 +3,7 @@ is finished is returned from disk, what was interrupted continues at its last ch
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import shutil
 import time
@@ -21,8 +22,8 @@ from distill.checkpoint import (
 )
 from distill.config import Config, Stage
 from distill.engines.hf import HFEngine
-from distill.errors import CheckpointError
-from distill.models import save_weights, weights_file
+from distill.errors import CheckpointError, DataError
+from distill.models import pick_device, save_weights, weights_file
 from distill.protocols import RolloutEngine, Tracker
 from distill.rollout import collect, demonstrate
 from distill.rundir import (
@@ -49,6 +50,8 @@ CACHE_FORMAT = 1
 """Part of every cache key: raise it when equal settings lead to other weights than before."""
 
 
+GENERATED = ("world", "gym")
+"""Environments whose options say everything about their tasks."""
 CHECKED_TASKS = 20_000
 """Up to this many prompts are measured before the first step, so that a night fails at once."""
 
@@ -77,8 +80,13 @@ def run_stage(night: Night, stage: Stage) -> StageResult:
         return _from_cache(night, stage, kept)
     result = _train(night, stage)
     if kept is not None and not kept.exists():
-        with staged_dir(kept) as partial:
-            shutil.copytree(final, partial, dirs_exist_ok=True)
+        try:
+            with staged_dir(kept) as partial:
+                shutil.copytree(final, partial, dirs_exist_ok=True)
+        except DataError:
+            # A night of another model may have kept the same stage meanwhile: it serves both.
+            if not kept.is_dir():
+                raise
     return result
 
 
@@ -88,11 +96,12 @@ def read_result(final: Path) -> StageResult:
 
 
 def cache_key(night: Night, stage: Stage) -> str:
-    """Hash of everything that the weights of a bootstrap stage depend on."""
+    """Hash of everything that the weights of a stage depend on."""
     import torch
     import transformers
 
-    config = night.config.for_stage(stage).to_dict()
+    own = night.config.for_stage(stage)
+    config = own.to_dict()
     chosen = ("model", "teacher", "view", "objective", "data", "sampling", "trainer")
     inputs = {
         other.name: digest_file(weights_file(night.final(other.name)))
@@ -106,10 +115,39 @@ def cache_key(night: Night, stage: Stage) -> str:
             "format": CACHE_FORMAT,
             "stage": [stage.kind, stage.name, parts],
             "seed": night.config.run.seed,
-            "inputs": inputs,
+            "inputs": inputs | _outer_inputs(night, stage, own),
             "versions": [torch.__version__, transformers.__version__],
         }
     )[:32]
+
+
+def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
+    """What a name in the configuration stands for today: files, weights, libraries, a device."""
+    found: dict[str, Any] = {}
+    local = own.teacher.options if own.teacher.name == "local" else {}
+    paths = {
+        "model": (own.model.path, own.model.revision),
+        "teacher": (str(local.get("path", "")), local.get("revision")),
+    }
+    for role, (path, revision) in paths.items():
+        if path and not path.startswith(wiring.STAGE):
+            folder = night.locate(path, revision)
+            files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+            found[role] = {file.name: digest_file(file) for file in files}
+    adapter = str(local.get("adapter", ""))
+    if adapter and not adapter.startswith(wiring.STAGE):
+        found["adapter"] = digest_file(weights_file(Path(adapter)))
+    if own.data.name not in GENERATED:
+        found["tasks"] = digest_json(list(wiring.build_env(own).tasks("train")))
+    first = _first_weights(night, stage)
+    if first is not None:
+        found["first"] = [digest_file(weights_file(first)), night.key(stage.name)]
+    if own.model.kind == "adapter":
+        found["peft"] = importlib.metadata.version("peft")
+    if stage.kind == "on_policy":
+        found["engine"] = own.to_dict()["engine"]
+    device = pick_device(own.model.device).type
+    return found if device == "cpu" else {**found, "device": device}
 
 
 def _from_cache(night: Night, stage: Stage, kept: Path) -> StageResult:
@@ -134,8 +172,9 @@ def _train(night: Night, stage: Stage) -> StageResult:
     folder = night.run.stage_dir(stage.name)
     student = load_student(night, config, _first_weights(night, stage))
     trainer = Trainer(student.policy, trainer_options(config))
-    progress = load_newest(folder, student.policy, trainer)
+    # Before the checkpoint is loaded: a self-teacher of full weights copies the first ones.
     parts = build_parts(night, stage, student, trainer)
+    progress = load_newest(folder, student.policy, trainer)
     tracker = open_tracker(night.run, config, stage.name)
     segments = Segments(folder, progress.step + 1) if stage.kind == "on_policy" else None
     loop = _Loop(night=night, stage=stage, config=config, student=student, parts=parts)
@@ -301,7 +340,6 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
         rows=act,
         engine=engine,
         publish=lambda step: live_ref(student, step),
-        publish_every=config.trainer.publish_every,
         teacher=teacher,
         view=view,
         **shared,

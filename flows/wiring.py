@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 from distill.config import Config, Stage
 from distill.errors import ConfigError
 from distill.objectives.base import Objective
-from distill.policy import Policy
+from distill.policy import Policy, require_known_head
 from distill.protocols import Env, Teacher, View
 from distill.sections import Named
 from distill.tables import coerce, did_you_mean, find_origin, reject_unknown
@@ -73,6 +73,11 @@ def check_stage(config: Config, stage: Stage) -> None:
     objective = build_objective(config)
     engine_options(config)
     build_env(config)
+    if config.reference.name:
+        raise ConfigError(
+            f"{where}: [reference] names {config.reference.name!r}, but no objective of this "
+            "version reads a reference; remove the section"
+        )
     if stage.kind == "sft":
         if objective.needs:
             raise ConfigError(
@@ -92,7 +97,7 @@ def _check_on_policy(config: Config, objective: Objective, where: str) -> None:
             f"{', '.join(TEACHERS)}"
         )
     if config.teacher.name:
-        teacher_options(config)
+        _check_capabilities(teacher_options(config), objective, where)
         _view_options(config)
     if objective.name == "sft":
         raise ConfigError(
@@ -119,6 +124,20 @@ def _check_on_policy(config: Config, objective: Objective, where: str) -> None:
         )
 
 
+def _check_capabilities(
+    teacher: LocalOptions | SelfOptions | Teacher, objective: Objective, where: str
+) -> None:
+    if isinstance(teacher, LocalOptions | SelfOptions):
+        return  # a model in this process can do everything
+    wanted = {n.removeprefix("teacher.") for n in objective.needs if n.startswith("teacher.")}
+    missing = sorted(wanted - teacher.capabilities)
+    if missing:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} needs {', '.join(missing)} from its teacher, "
+            f"but {teacher.name!r} offers {', '.join(sorted(teacher.capabilities)) or 'nothing'}"
+        )
+
+
 def build_objective(config: Config) -> Objective:
     from distill.objectives import OBJECTIVES
 
@@ -141,9 +160,12 @@ def engine_options(config: Config) -> HFOptions:
     return options
 
 
-def teacher_options(config: Config) -> LocalOptions | SelfOptions:
+def teacher_options(config: Config) -> LocalOptions | SelfOptions | Teacher:
+    """The options of a teacher of ours, or one's own teacher, which is made from its options."""
     cls = _lookup(config.teacher, TEACHERS, "teacher", config)
-    options: LocalOptions | SelfOptions = _construct(cls, config.teacher, "teacher", config)
+    options: LocalOptions | SelfOptions | Teacher = _construct(
+        cls, config.teacher, "teacher", config
+    )
     if isinstance(options, LocalOptions) and not (options.path or options.adapter):
         raise ConfigError("teacher.path is missing: a model, or an adapter of the student's base")
     return options
@@ -168,10 +190,10 @@ def build_view(config: Config, chat: Chat, task_of: Callable[[str], Any]) -> Vie
 
 
 def build_teacher(
-    config: Config, policy: Policy, chat: Chat, locate: Callable[[str], Path]
+    config: Config, policy: Policy, chat: Chat, locate: Callable[[str, str | None], Path]
 ) -> Teacher | None:
     """The teacher of a stage. `locate` turns `stage:NAME`, a package or a name into a folder."""
-    from distill.models import load_model, load_tokenizer
+    from distill.models import adapter_dir, load_model, load_tokenizer
     from teachers.local import LocalTeacher
     from teachers.self_teacher import self_teacher
 
@@ -180,10 +202,14 @@ def build_teacher(
     options = teacher_options(config)
     if isinstance(options, SelfOptions):
         return self_teacher(policy, role=options.role)
+    if not isinstance(options, LocalOptions):
+        return options
     if options.adapter:
-        role = policy.add_adapter("teacher", locate(options.adapter))
+        made_here = options.adapter.startswith(STAGE)
+        place = locate(options.adapter, None) if made_here else Path(options.adapter)
+        role = policy.add_adapter("teacher", adapter_dir(place))
         return LocalTeacher(policy, name=options.adapter, role=role)
-    folder = locate(options.path)
+    folder = locate(options.path, options.revision)
     require_same_tokenizer(chat.tokenizer, load_tokenizer(str(folder)), options.path)
     frozen = Policy(
         load_model(str(folder), dtype=options.dtype).to(policy.device),
@@ -191,6 +217,7 @@ def build_teacher(
         trainable=False,
         temperature=policy.temperature,
     )
+    require_known_head(frozen.model)
     return LocalTeacher(frozen, name=options.path)
 
 

@@ -83,7 +83,9 @@ class WithAnswer:
                 out.append(None)
                 continue
             if rollout.task_id not in cache:
-                cache[rollout.task_id] = self.chat.prompt(self._messages(rollout.task_id))
+                # The privileged prompt has a limit of its own; beyond it the view is dropped.
+                (ids,) = self.chat.prompts([self._messages(rollout.task_id)], limit=0)
+                cache[rollout.task_id] = ids
             view = view_of(rollout, cache[rollout.task_id], self.kind)
             out.append(view if len(view.token_ids) <= self.max_length else None)
         return out

@@ -61,13 +61,15 @@ def _load(name: str) -> Callable[..., Env]:
     try:
         factory: Callable[..., Env] = getattr(importlib.import_module(module), attr)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
         raise ConfigError(
             f"environment {name!r}: cannot import {error.name!r}; is its folder on PYTHONPATH?"
         ) from error
     except AttributeError as error:
         raise ConfigError(f"environment {name!r}: module {module} has no {attr!r}") from error
+    except Exception as error:  # whatever the user's own module does
+        raise ConfigError(
+            f"environment {name!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not callable(factory):
         raise ConfigError(f"environment {name!r} must be a class or a factory, found {factory!r}")
     return factory

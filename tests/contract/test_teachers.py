@@ -176,6 +176,12 @@ def test_a_view_that_does_not_fit_is_dropped_and_never_cut():
     assert view.build([rollout], {}) == [None]
 
 
+def test_a_privileged_prompt_over_the_limit_of_the_student_does_not_stop_the_night():
+    chat = make_chat()  # at most 64 tokens
+    view = WithAnswer(chat=chat, task_of=lambda _: task(answer="b" * 70), max_length=64)
+    assert view.build([make_rollout((5, 6), (7, 1))], {}) == [None]
+
+
 def test_a_view_without_an_answer_names_the_task():
     chat = make_chat()
     rollout = make_rollout(chat.prompt(task().prompt), [5, 1])

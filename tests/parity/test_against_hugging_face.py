@@ -9,10 +9,11 @@ from distill import logprobs
 from distill.batch import collate
 from distill.divergence import DivergenceSpec, HiddenDistribution, divergence
 from distill.engines.hf import HFEngine
+from distill.errors import ConfigError
 from distill.models import load_adapter, new_adapter
 from distill.objectives import GKD, SFT
 from distill.objectives.base import ForwardPlan
-from distill.policy import AdapterSpec, Policy
+from distill.policy import AdapterSpec, Policy, head_of, hidden_states, require_known_head
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Sampling, TeacherView
 from helpers import INFO, make_chat, make_model, make_policy, make_rollout, random_rollouts
@@ -151,6 +152,35 @@ def test_an_adapter_scores_like_the_merged_model_and_leaves_the_base_alone(tmp_p
     policy.model.save_pretrained(str(tmp_path), save_embedding_layers=False)
     merged = load_adapter(make_model(), tmp_path).merge_and_unload()
     assert _close(Policy(merged, base="b").score(views), trained)
+
+
+def test_a_model_that_divides_its_logits_scores_like_its_own_forward_pass():
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = GraniteConfig(vocab_size=48, logits_scaling=8.0, **sizes, **heads)
+    model = GraniteForCausalLM(config).eval()
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with torch.no_grad():
+        ours = head_of(model, 1.0).logits(hidden_states(model, ids, torch.ones_like(ids).bool()))
+        torch.testing.assert_close(ours, model(ids).logits)
+
+
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused():
+    model = make_model()
+    require_known_head(model)
+    model.register_forward_hook(lambda _, args, out: setattr(out, "logits", 2 * out.logits))
+    with pytest.raises(ConfigError, match="not supported"):
+        require_known_head(model)
+
+
+def test_an_adapter_on_the_output_layer_is_refused():
+    spec = AdapterSpec(rank=2, target_modules=".*(q_proj|lm_head)")
+    model = new_adapter(make_model(tie_embeddings=False), spec, seed=0)
+    with pytest.raises(ConfigError, match="output layer"):
+        require_known_head(model)
 
 
 def _own(rollout):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from distill.checkpoint import (
     save_checkpoint,
     verify_manifest,
 )
-from distill.errors import CheckpointError, DataError, DistillError
+from distill.errors import CheckpointError, DataError, DistillError, PreflightError
 from distill.models import checkpoint_ref, load_model, load_trained_weights, new_adapter
 from distill.objectives import SFT
 from distill.policy import AdapterSpec, Policy
@@ -75,6 +76,8 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(tmp_path):
     with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
         verify_manifest(path.parent)
     assert load_newest(tmp_path, make_policy(), Trainer(make_policy(), OPTIONS)).step == 1
+    save_checkpoint(tmp_path, policy, trainer, tokenizer, Progress(step=2))
+    assert load_newest(tmp_path, make_policy(), Trainer(make_policy(), OPTIONS)).step == 2
 
 
 def test_without_a_checkpoint_a_stage_starts_at_zero(tmp_path):
@@ -128,6 +131,16 @@ def test_stored_rollouts_come_back_exactly_and_are_not_made_again(tmp_path):
     assert again.at(1)("teacher", Scores, lambda: pytest.fail("made again")) == scores
     assert again.num_reused == 2
     again.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said_clearly_when_the_rest_is_written_at_the_end(tmp_path):
+    segments = Segments(tmp_path, 1)
+    segments.close()
+    segments._file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115
+    segments._file.write("a line that waits in the buffer")
+    with pytest.raises(PreflightError, match="no space left"):
+        segments.close()
 
 
 def test_an_unfinished_line_of_a_killed_writer_is_made_again(tmp_path):

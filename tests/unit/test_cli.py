@@ -67,6 +67,7 @@ def make_run(home: Path, *, finished: bool = True, subcommand: str = "nightly") 
             "seconds": float("nan"),
         }
         write_json(run.summary_path, summary)
+        (run.path / "report.html").write_text("<p>report</p>")
     return run
 
 
@@ -130,7 +131,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["runs", "show"], "no run 'the newest'"),
+        (["runs", "show"], "no runs in"),
         (["runs", "show", "gone"], "no run 'gone'"),
         (["registry", "show", "toy"], "no champion of 'toy'"),
         (["rollback", "toy", "--yes"], "no champion of 'toy'"),
@@ -149,7 +150,8 @@ def test_what_does_not_exist_is_one_line_and_exit_code_2(
 def test_an_unexpected_error_is_one_line_and_debug_shows_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "users_env.py").write_text("raise ZeroDivisionError('two\\nlines')")
+    module = "def Env():\n    raise ZeroDivisionError('two\\nlines')\n"
+    (tmp_path / "users_env.py").write_text(module)
     monkeypatch.syspath_prepend(tmp_path)
     words = ["config", "check", "micro", "data.name=users_env:Env"]
     assert main(words) == 1
@@ -360,3 +362,16 @@ def test_plain_progress_prints_lines_and_never_more_than_one_per_ten_seconds(
     progress.stage_done("opd", 12.34, "reward 0.9")
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["opd: started, 100 steps", "opd: done in 12.3 s, reward 0.9"]
+
+
+def test_a_home_that_is_a_file_is_not_ready(tmp_path: Path) -> None:
+    file = tmp_path / "home"
+    file.write_text("x")
+    with pytest.raises(PreflightError, match="is no folder"):
+        require_ready(file / "below")
+
+
+def test_doctor_reads_the_data_of_a_configuration(home: Path) -> None:
+    words = ["data.name=jsonl", f"data.path={home / 'missing.jsonl'}"]
+    checks = examine(load_config(["micro", *words]), home)
+    assert [c.status for c in checks if c.name.endswith(": data")][:1] == ["fail"]

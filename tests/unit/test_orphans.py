@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from distill.rundir import read_json, write_json
-from flows.orphans import end_orphans, record_children
+from flows.orphans import end_orphans, record_as_they_start, record_children
 
 OWNER = """
 import subprocess, sys, time
@@ -54,6 +54,17 @@ def test_a_recycled_process_id_is_never_touched(tmp_path):
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
+
+
+def test_a_server_is_recorded_before_it_is_ready(tmp_path):
+    watch = record_as_they_start(tmp_path / "run.json", "a-late-server", 20.0)
+    command = "import time; time.sleep(60)  # a-late-server"
+    server = subprocess.Popen([sys.executable, "-c", command])
+    watch.join(20.0)
+    (child,) = read_json(tmp_path / "run.json")["children"]
+    assert child["pid"] == server.pid
+    server.kill()
+    server.wait()
 
 
 def test_nothing_recorded_is_nothing_to_do(tmp_path):

@@ -165,7 +165,22 @@ def test_a_template_that_appends_extends_sampled_ids_verbatim():
     ids = chat.prompt(history[:1])
     longer = chat.extend((*ids, 6, 1), [Message(role="tool", content="d")], history)
     assert longer[: len(ids) + 2] == (*ids, 6, 1)
-    assert tokenizer.decode(longer[len(ids) + 2 :]) == "<tool>d$\n<assistant>"
+    assert tokenizer.decode(longer[len(ids) + 2 :]) == "\n<tool>d$\n<assistant>"
+
+
+def test_what_the_template_writes_after_the_stop_token_is_kept_between_turns():
+    tokenizer = char_tokenizer(ALPHABET + "\n<>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '$\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+    )
+    chat = Chat(tokenizer)
+    user, said = Message(role="user", content="hi"), Message(role="assistant", content="yo")
+    seen = Message(role="tool", content="ok")
+    sampled = (*chat.prompt([user]), *chat.replies(["yo"])[0])
+    extended = chat.extend(sampled, [seen], [user, said])
+    assert extended[: len(sampled)] == sampled
+    assert extended == chat.prompt([user, said, seen])
 
 
 def test_a_template_that_rewrites_history_is_refused_for_several_turns():
