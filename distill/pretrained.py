@@ -151,7 +151,9 @@ def _hub(name: str, revision: str | None) -> ResolvedModel:
             allow_patterns=list(HUB_FILES),
             local_files_only=commit is None,
         )
-    except (OSError, HFValidationError) as error:
+    except Exception as error:
+        if not isinstance(error, HFValidationError) and not _is_network(error):
+            raise
         why = "HF_HUB_OFFLINE is set" if offline else f"the hub fails ({type(error).__name__})"
         raise ConfigError(
             f"model {wanted}: there is no such directory, it is not in the local cache, and {why}; "
@@ -175,9 +177,16 @@ def _commit(name: str, revision: str | None, wanted: str) -> str | None:
         raise ConfigError(
             f"model {wanted} is neither a directory here nor on the hub; check model.path"
         ) from error
-    except OSError as error:
+    except Exception as error:
+        if not _is_network(error):
+            raise
         logger.warning("the hub does not answer (%s); looking for %s in the cache", error, wanted)
         return None
+
+
+def _is_network(error: Exception) -> bool:
+    """Errors of files and of the HTTP client; which client that is changed with the hub library."""
+    return isinstance(error, OSError) or type(error).__module__.startswith("httpx")
 
 
 def _packaged(name: str, home: Path) -> ResolvedModel:

@@ -37,7 +37,7 @@ class RunSection:
     """Every random draw is derived from it."""
     home: str = "."
     """Folder that holds `runs/`, `registry/` and `cache/`; relative to the working directory."""
-    threads: int = within(0, 0)
+    threads: int = within(0, 0, 1024)
     """CPU threads for tensor work; 0 keeps the library's default."""
     orchestrator: Literal["prefect", "none"] = "prefect"
     """Who runs the stages: a Prefect flow with a temporary local server, or a plain loop."""
@@ -94,9 +94,9 @@ class ModelSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSection:
-    num_samples: int = within(8, 1)
+    num_samples: int = within(8, 1, 10**4)
     """Replies per prompt (the group size)."""
-    max_new_tokens: int = within(64, 1)
+    max_new_tokens: int = within(64, 1, 10**6)
     temperature: float = within(1.0, 0.0)
     top_p: float = within(1.0, 1e-6, 1.0)
     top_k: int = within(0, 0)
@@ -105,8 +105,8 @@ class SamplingSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSection:
-    steps: int = within(100, 1)
-    batch: int = within(16, 1)
+    steps: int = within(100, 1, 10**9)
+    batch: int = within(16, 1, 10**6)
     """Prompts per step; a step trains on `batch * sampling.num_samples` replies."""
     lr: float = within(1e-4, 0.0)
     betas: tuple[float, ...] = within((0.9, 0.98), 0.0, 1.0)

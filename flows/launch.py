@@ -52,9 +52,24 @@ def choose_run(
         raise ConfigError(f"{run.name} is finished; a new night continues its champion by itself")
     if layers:
         return load_config(placed), run
+    run = _back_where_it_began(run)
     stored = run.read_config()
     text = to_toml(stored)
     return load([Layer(origin=f"run {run.name}", text=text)], values) if values else stored, run
+
+
+def _back_where_it_began(run: RunDir) -> RunDir:
+    """Relative paths of a stored configuration mean the folder in which the run was started."""
+    path = run.path / "env.json"
+    began = read_json(path).get("cwd") if path.exists() else None
+    if began is None or Path(began) == Path.cwd():
+        return run
+    run = RunDir(path=run.path.resolve())
+    if Path(began).is_dir():
+        os.chdir(began)
+    else:
+        logger.warning("%s was started in %s, which is gone; relative paths may fail", run, began)
+    return run
 
 
 @contextlib.contextmanager
@@ -152,6 +167,7 @@ def _environment(config: Config, subcommand: str, argv: Sequence[str]) -> dict[s
     return {
         "command": shlex.join(argv),
         "argv": list(argv),
+        "cwd": str(Path.cwd()),
         "subcommand": subcommand,
         "started": now(),
         "seed": config.run.seed,

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from distill.config import Config, Stage
 from distill.errors import ConfigError
+from distill.models import pick_device
 from distill.objectives.base import Objective
 from distill.policy import Policy, require_known_head
 from distill.protocols import Env, Teacher, View
@@ -72,7 +73,9 @@ def check_stage(config: Config, stage: Stage) -> None:
     where = f"stage {stage.name!r}"
     objective = build_objective(config)
     engine_options(config)
-    build_env(config)
+    if not len(build_env(config).tasks("train")):
+        raise ConfigError(f"{where}: data.name = {config.data.name!r} has no task in split 'train'")
+    pick_device(config.model.device)
     if config.reference.name:
         raise ConfigError(
             f"{where}: [reference] names {config.reference.name!r}, but no objective of this "

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,19 @@ def test_an_error_keeps_its_traceback_for_those_who_ask(tmp_path):
         check=False,
     )
     assert "Traceback" in done.stderr
+
+
+def test_a_night_with_relative_paths_resumes_from_any_folder(custom, monkeypatch, capsys):
+    folder, home = custom
+    text = (folder / "mine.toml").read_text().replace(f"{folder}/", "")
+    (folder / "mine.toml").write_text(text.replace("steps = 1\n", "steps = 3\n"))
+    monkeypatch.chdir(folder)
+    process = Command(folder).start("nightly", "mine.toml", "run.home=home")
+    deadline = time.monotonic() + 120
+    while not list(home.glob("runs/*/start")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    monkeypatch.chdir(home.parent.parent)
+    assert main(["nightly", "--resume", "--home", str(home)]) in (0, 3), capsys.readouterr().err
+    assert RunDir.all(home)[0].is_finished
