@@ -284,7 +284,9 @@ def _curves(path: Path) -> tuple[Curve, ...]:
         if step is not None:
             # A resumed run repeats the steps after its last checkpoint: the last row counts.
             stages.setdefault(str(row.get("stage") or ""), {})[step] = row
-    return tuple(curve for stage, rows in stages.items() if (curve := _curve(stage, rows)))
+    curves = [curve for stage, rows in stages.items() if (curve := _curve(stage, rows))]
+    # The student's own attempts first; the bootstrap of teacher and base is background.
+    return tuple(sorted(curves, key=lambda curve: curve.measure != "reward"))
 
 
 def _curve(stage: str, rows: Mapping[int, Fields]) -> Curve | None:

@@ -137,18 +137,20 @@ def _lane(row: Comparison, index: int, is_total: bool) -> tuple[Html, Html]:
 
 def _accuracy_table(rows: list[Comparison], facts: Facts, present: list[str]) -> Html:
     has_change = any(row.change is not None for row in rows)
-    heads = ["Tasks", *(_WHO[who] for who in present), *(["Change, points"] if has_change else [])]
+    heads = [*(["Change, points"] if has_change else []), *(_WHO[who] for who in present), "Tasks"]
     body = []
     for row in rows:
-        cells = [_number_cell(f"{row.n}")]
-        for who in present:
-            value: Interval | None = getattr(row, who)
-            cells.append(_number_cell(percent(value.mean), _range(value)) if value else _none())
+        cells = []
+        # What a narrow screen shows first is what the night changed.
         if has_change and row.change is not None:
             low, high = _minus(points(row.change.low)), _minus(points(row.change.high))
             cells.append(_number_cell(_minus(points(row.change.mean)), f"{low} to {high}"))
         elif has_change:
             cells.append(_none())
+        for who in present:
+            value: Interval | None = getattr(row, who)
+            cells.append(_number_cell(percent(value.mean), _range(value)) if value else _none())
+        cells.append(_number_cell(f"{row.n}"))
         total = "total" if row is facts.overall else None
         body.append(el("tr", el("th", row.name, scope="row"), *cells, class_=total))
     return _table("Accuracy per domain with 95 % intervals", ["Domain"], heads, body)

@@ -42,7 +42,7 @@ def _accuracy(facts: Facts) -> str:
     if facts.overall is None:
         return ""
     rows = [[row.name, *_values(row)] for row in (*facts.domains, facts.overall)]
-    heads = ["Domain", "Tasks", "Before", "After", "Teacher", "Change, points"]
+    heads = ["Domain", "Change, points", "Before", "After", "Teacher", "Tasks"]
     table = _table(heads, rows)
     note = "Share of held-out tasks solved with greedy decoding; brackets are 95 % intervals."
     if facts.detectable is not None:
@@ -58,7 +58,7 @@ def _values(row: Comparison) -> list[str]:
     if row.change is not None:
         low, high = points(row.change.low), points(row.change.high)
         change = f"{points(row.change.mean)} ({low} to {high})"
-    return [str(row.n), *(_share(getattr(row, who)) for who in _WHO), change]
+    return [change, *(_share(getattr(row, who)) for who in _WHO), str(row.n)]
 
 
 def _share(value: Interval | None) -> str:
