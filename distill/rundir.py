@@ -158,18 +158,6 @@ def staged_dir(path: Path) -> Iterator[Path]:
         _sync_dir(path.parent)
 
 
-def sweep_partial(folder: Path) -> int:
-    """Remove what killed writers left below `folder`; returns how many entries. Only the owner of
-    the folder's lock may call this: a live writer's file looks the same."""
-    leftovers = sorted(folder.rglob(f".*{TEMPORARY}*"))
-    for entry in leftovers:
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
-    return len(leftovers)
-
-
 def digest_bytes(data: bytes) -> str:
     """SHA-256 as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()

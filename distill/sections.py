@@ -84,7 +84,7 @@ class ModelSection:
     """Which layers carry the adapter: `all-linear`, or a regular expression of module names."""
     trust_remote_code: bool = False
     max_length: int = within(2048, 8)
-    """Longest prompt plus reply in tokens; a longer prompt is an error, never cut."""
+    """Longest prompt in tokens; a longer one is an error, never cut."""
     stop: tuple[str, ...] = ()
     """Stop tokens besides those of the chat template and the generation config."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

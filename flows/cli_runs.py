@@ -136,19 +136,22 @@ def _state(run: RunDir) -> str:
 
 
 def _row(run: RunDir) -> dict[str, Any]:
+    """One line about a run; a damaged one is listed as such and hides none of the others."""
+    from distill.errors import DistillError
     from distill.rundir import read_json
     from flows.launch import subcommand_of
 
-    env = run.path / "env.json"
-    summary = read_json(run.summary_path) if run.is_finished else {}
-    return {
-        "run": run.name,
-        "command": subcommand_of(run),
-        "state": _state(run),
-        "verdict": summary.get("verdict"),
-        "model": run.read_config().model.name,
-        "started": read_json(env).get("started") if env.exists() else None,
-    }
+    row: dict[str, Any] = dict.fromkeys(("command", "verdict", "model", "started"))
+    try:
+        env = run.path / "env.json"
+        row["command"] = subcommand_of(run)
+        row["state"] = _state(run)
+        row["model"] = run.read_config().model.name
+        row["started"] = read_json(env).get("started") if env.exists() else None
+        row["verdict"] = read_json(run.summary_path).get("verdict") if run.is_finished else None
+    except (DistillError, AttributeError):
+        row["state"] = "damaged"
+    return {"run": run.name, **row}
 
 
 def _metrics(run: RunDir) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ from typing import Any
 
 from distill.config import Config
 from distill.errors import DistillError, PreflightError
-from distill.rundir import RunDir, sweep_partial
+from distill.leftovers import sweep_dead, sweep_partial
+from distill.rundir import RunDir
 from distill.types import Verdict
 from flows import judging, registry, wiring
 from flows.night import Night, begin, register_start, set_threads
@@ -64,6 +65,8 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
     night = Night(config=config, run=run, progress=progress)
     with registry.model_lock(night.home, config.model.name), _collected_warnings() as warnings:
         sweep_partial(run.path)
+        for shared in ("cache", "registry"):
+            sweep_dead(night.home / shared)
         begin(night)
         set_threads(night)
         run.add_event("started")

@@ -375,3 +375,13 @@ def test_doctor_reads_the_data_of_a_configuration(home: Path) -> None:
     words = ["data.name=jsonl", f"data.path={home / 'missing.jsonl'}"]
     checks = examine(load_config(["micro", *words]), home)
     assert [c.status for c in checks if c.name.endswith(": data")][:1] == ["fail"]
+
+
+def test_a_damaged_run_is_listed_as_such_and_hides_no_other(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = make_run(home), make_run(home)
+    bad.summary_path.write_text("[]")
+    assert main(["runs", "list", "--json", "--home", str(home)]) == 0
+    states = {row["run"]: row["state"] for row in json.loads(capsys.readouterr().out)}
+    assert states == {good.name: "finished", bad.name: "damaged"}

@@ -17,6 +17,7 @@ import pytest
 
 from distill.config import Config, Layer, load
 from distill.errors import ConfigError, DataError, DistillError
+from distill.leftovers import sweep_dead, sweep_partial
 from distill.lock import EXPIRES_AFTER, Lock, is_held
 from distill.rundir import (
     TEMPORARY,
@@ -31,7 +32,6 @@ from distill.rundir import (
     read_json,
     read_jsonl,
     staged_dir,
-    sweep_partial,
     to_json,
     write_json,
 )
@@ -364,3 +364,18 @@ def test_the_metrics_file_holds_valid_json_and_a_lost_file_never_stops_a_night(
     ]
     assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
     assert caplog.text.count("numbers are being lost") == 1
+
+
+def test_leftovers_of_dead_writers_go_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / f".a.partial-{gone}-1").mkdir()
+    (tmp_path / f".b.partial-{gone}-1").write_text("half")
+    (tmp_path / f".c.partial-{os.getpid()}-1").write_text("being written")
+    assert sweep_dead(tmp_path) == 2
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [f".c.partial-{os.getpid()}-1"]
