@@ -42,7 +42,7 @@ endef
 nightly: install ## the main job on the generated world: about five minutes on two cores
 	$(call night,tiny)
 
-smol: install ## the same with a real 135M model: up to 45 minutes on two cores
+smol: install ## the same with a real 135M model: 30 to 45 minutes on two cores (estimated)
 	$(call night,smol)
 
 test: install ## the tests that need neither much time nor an accelerator nor real weights

@@ -67,6 +67,7 @@ def test_a_night_killed_three_times_ends_with_the_same_weights(unbroken, tmp_pat
 
 
 @pytest.mark.real
+@pytest.mark.timeout(900)
 def test_a_night_killed_at_ten_random_moments_ends_with_the_same_weights(unbroken, tmp_path):
     expected, duration = unbroken
     hits = total = 0
