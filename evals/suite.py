@@ -70,7 +70,7 @@ class Evaluation(NamedTuple):
 
 
 def select(env: Env, split: Split, per_domain: int) -> list[Task]:
-    """The first `per_domain` tasks of every domain of a split, in order, each prompt once.
+    """The first `per_domain` tasks of every domain of a split, domain by domain, each prompt once.
 
     Fewer when the split has fewer. A lazy split is read only as far as needed. Raises DataError
     when the split is empty.
@@ -91,7 +91,8 @@ def select(env: Env, split: Split, per_domain: int) -> list[Task]:
             f"environment {env.name!r}: no task to evaluate in split {split!r}; "
             "add tasks or choose another split"
         )
-    return list(chosen.values())
+    # Tasks of one domain stand together: their prompts often begin alike, which engines share.
+    return sorted(chosen.values(), key=lambda task: task.domain)
 
 
 def suite_digest(tasks: Sequence[Task]) -> str:

@@ -23,6 +23,9 @@ from distill.types import CheckpointRef, Completion, Sampling, StopReason
 RETIRE_SHARE = 0.25
 """Finished rows are dropped from the cache once they are this share of the batch."""
 
+MIN_SHARED = 8
+"""A common beginning of the prompts is computed once when it has at least this many tokens."""
+
 
 class HFEngine:
     """Samples from a role of a policy in this process."""
@@ -80,9 +83,9 @@ class HFEngine:
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
         head = self.policy.head(self._role)
         head_logits = head.logits if head.temperature == 1.0 else _untempered(head)
-        ids, mask = (x.to(device) for x in _pad_left(prompts, self._pad_id))
         cache = DynamicCache(config=model.config)
-        logits = head_logits(self._step(model, ids, mask, cache))
+        hidden, mask = self._prefill(model, prompts, cache)
+        logits = head_logits(hidden)
         if repeats > 1:
             cache.batch_repeat_interleave(repeats)
             logits, mask = logits.repeat_interleave(repeats, 0), mask.repeat_interleave(repeats, 0)
@@ -119,6 +122,25 @@ class HFEngine:
             for i in range(num_rows)
         ]
 
+    def _prefill(
+        self, model: Any, prompts: list[Sequence[int]], cache: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Fill the cache with the prompts: hidden state after each [p, d], mask of the cache.
+
+        What all prompts begin with (a system message, an example) is computed once.
+        """
+        device = self.policy.device
+        shared = common_prefix(prompts)
+        if shared < MIN_SHARED or len(prompts) == 1:
+            shared = 0
+        ids, mask = (x.to(device) for x in _pad_left([p[shared:] for p in prompts], self._pad_id))
+        if shared:
+            start = torch.tensor([list(prompts[0][:shared])], device=device)
+            self._step(model, start, torch.ones_like(start), cache)
+            cache.batch_repeat_interleave(len(prompts))
+            mask = torch.cat([mask.new_ones(len(prompts), shared), mask], 1)
+        return self._step(model, ids, mask, cache), mask
+
     def _step(self, model: Any, ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Hidden state after the last of `ids` [b, n], given the cache: [b, d]."""
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -131,6 +153,16 @@ class HFEngine:
         )
         last: Tensor = out.last_hidden_state[:, -1]
         return last
+
+
+def common_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """How many leading tokens all prompts share; every prompt keeps at least one of its own."""
+    shortest = min(len(p) for p in prompts) - 1
+    first = prompts[0]
+    for i in range(shortest):
+        if any(p[i] != first[i] for p in prompts):
+            return i
+    return shortest
 
 
 def _untempered(head: Any) -> Any:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from distill.engines.hf import HFEngine
+from distill.engines import hf
+from distill.engines.hf import HFEngine, common_prefix
 from distill.engines.sampling import draw, uniforms
 from distill.engines.scripted import ScriptedEngine
 from distill.errors import ConfigError
@@ -134,3 +135,25 @@ def test_a_token_without_probability_is_never_drawn():
     for u in (0.0, 0.5, 1.0 - 1e-16, 1.0):
         ids, _ = draw(logits, torch.tensor([u], dtype=torch.float64), Sampling(keys=("k",)))
         assert int(ids[0]) in (0, 2)
+
+
+def test_what_all_prompts_begin_with_is_computed_once_and_changes_nothing(monkeypatch):
+    shared = (5, 6, 7, 8, 9, 10, 11, 12, 13, 14)
+    prompts = [(*shared, 15), (*shared, 16, 17, 18), (*shared, 3, 19)]
+    assert common_prefix(prompts) == 10
+    results = []
+    for least in (8, 1000):
+        monkeypatch.setattr(hf, "MIN_SHARED", least)
+        results.append(make_hf().generate(prompts, sampling(max_new_tokens=10)))
+    for ours, theirs in zip(*results, strict=True):
+        assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
+        for left, right in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(
+                torch.tensor(left.logprobs), torch.tensor(right.logprobs), atol=1e-4, rtol=1e-4
+            )
+
+
+def test_a_prompt_keeps_a_token_of_its_own():
+    assert common_prefix([(5, 6, 7), (5, 6, 7)]) == 2
+    assert common_prefix([(5,), (5, 6)]) == 0
+    assert common_prefix([(5, 6), (7, 6)]) == 0
