@@ -39,7 +39,7 @@ case $$rc in \
 esac
 endef
 
-nightly: install ## the main job on the generated world: about five minutes on two cores
+nightly: install ## the main job on the generated world: under five minutes on two cores
 	$(call night,tiny)
 
 smol: install ## the same with a real 135M model: 30 to 45 minutes on two cores (estimated)
