@@ -8,7 +8,7 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -392,7 +392,3 @@ def open_tracker(run: RunDir, config: Config, stage: str) -> Tracker:
             )
         )
     return FanOut(trackers)
-
-
-def as_row(result: StageResult) -> dict[str, Any]:
-    return asdict(result)

@@ -223,10 +223,10 @@ class OwnTeacher:
     capabilities: frozenset[str] = frozenset({"logprobs"})
 
     def score(self, views, want):
-        raise NotImplementedError
+        raise AssertionError("a refused teacher is never asked")
 
     def distribution(self, views):
-        raise NotImplementedError
+        raise AssertionError("a refused teacher is never asked")
 
 
 def own_teacher(objective: str) -> Config:
