@@ -42,7 +42,7 @@ endef
 nightly: install ## the main job on the generated world: under five minutes on two cores
 	$(call night,tiny)
 
-smol: install ## the same with a real 135M model: 30 to 45 minutes on two cores (estimated)
+smol: install ## the same with a real 135M model: about 25 minutes on two cores
 	$(call night,smol)
 
 test: install ## the tests that need neither much time nor an accelerator nor real weights
