@@ -75,3 +75,10 @@ def discounted(values: Tensor, mask: Tensor, gamma: float) -> Tensor:
         running = values[:, t] + gamma * running
         out[:, t] = running
     return out.masked_fill(~mask, 0.0)
+
+
+def overlong_penalty(lengths: Tensor, limit: int, cache: int) -> Tensor:
+    """Soft penalty of long replies: 0 up to limit - cache tokens, falling to -1 at the limit and
+    -1 beyond: [B] int -> [B] float32. Source: DAPO, arXiv 2503.14476."""
+    over = (lengths - (limit - cache)).float() / max(1, cache)
+    return -over.clamp(0.0, 1.0) if cache else -(lengths > limit).float()

@@ -6,7 +6,8 @@ Rows are padded on the right. Every per-token tensor has the shape and alignment
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from distill.divergence import Distribution
 from distill.errors import AlignmentError, DataError
-from distill.types import Rollout, Scores
+from distill.types import Rollout, Scores, StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +25,24 @@ class TokenScores:
 
     logprobs: Tensor  # [B, T] float32, 0 outside the mask
     entropy: Tensor | None = None  # [B, T]
+    candidate_ids: Tensor | None = None  # [B, T, K] int64
+    candidate_logprobs: Tensor | None = None  # [B, T, K] float32, -inf where there is none
 
     def to(self, device: torch.device) -> TokenScores:
-        return TokenScores(
-            logprobs=self.logprobs.to(device),
-            entropy=None if self.entropy is None else self.entropy.to(device),
-        )
+        return self._map(lambda x: x.to(device))
 
     def rows(self, index: Tensor, width: int) -> TokenScores:
+        return self._map(lambda x: x[index, :width])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> TokenScores:
+        def changed(value: Tensor | None) -> Tensor | None:
+            return None if value is None else change(value)
+
         return TokenScores(
-            logprobs=self.logprobs[index, :width],
-            entropy=None if self.entropy is None else self.entropy[index, :width],
+            logprobs=change(self.logprobs),
+            entropy=changed(self.entropy),
+            candidate_ids=changed(self.candidate_ids),
+            candidate_logprobs=changed(self.candidate_logprobs),
         )
 
 
@@ -50,16 +58,23 @@ class Batch:
     completion_mask: Tensor  # [B, T] bool, the trained tokens
     sampler_logprobs: Tensor  # [B, T] float32, the engine's
     behaviour_logprobs: Tensor | None = None  # [B, T] the trainer's before the first update
-    advantages: Tensor | None = None  # [B, T] float32
+    behaviour_entropy: Tensor | None = None  # [B, T] float32, the student's at the same moment
+    correction: Tensor | None = None  # [B, T] weight of each token for sampler -> behaviour
     rewards: Tensor  # [B] float32, nan where a row has none
     row_group: Tensor  # [B] int64
     row_traj: Tensor  # [B] int64
     row_step: Tensor  # [B] int64
     row_domain: Tensor  # [B] int64, index into `domains`
     row_offset: Tensor  # [B] int64, number of trained tokens of the step before this row
+    row_viewed: Tensor  # [B] bool, the teacher had a view of this row
+    row_sampled: Tensor  # [B] bool, the student wrote this row; else it is a worked solution
+    row_ended: Tensor  # [B] bool, the last trained token is a stop token
     domains: tuple[str, ...] = ()
     targets: Mapping[str, Target] = field(default_factory=dict)
-    weights: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, T] float32
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    """name -> [B, T] float32: what an objective made of the whole step, such as advantages, under
+    the objective's own name."""
+    weights: Mapping[str, Tensor] = field(default_factory=dict)  # term -> [B, T] float32
 
     @property
     def labels(self) -> Tensor:
@@ -100,7 +115,8 @@ class Batch:
             value = getattr(self, entry.name)
             if isinstance(value, Tensor):
                 changes[entry.name] = value.to(device)
-        changes["weights"] = {name: w.to(device) for name, w in self.weights.items()}
+        for name in ("signals", "weights"):
+            changes[name] = {k: v.to(device) for k, v in getattr(self, name).items()}
         changes["targets"] = {
             role: target.to(device) if isinstance(target, TokenScores) else target
             for role, target in self.targets.items()
@@ -115,7 +131,8 @@ class Batch:
             value = getattr(self, entry.name)
             if isinstance(value, Tensor):
                 changes[entry.name] = value[index, :width] if value.dim() > 1 else value[index]
-        changes["weights"] = {name: w[index, :width] for name, w in self.weights.items()}
+        for name in ("signals", "weights"):
+            changes[name] = {k: v[index, :width] for k, v in getattr(self, name).items()}
         changes["targets"] = {
             role: target.rows(index, width) if isinstance(target, TokenScores) else target
             for role, target in self.targets.items()
@@ -128,10 +145,12 @@ def collate(
     targets: Mapping[str, Sequence[Scores] | Distribution] | None = None,
     *,
     pad_id: int = 0,
+    viewed: Sequence[bool] | None = None,
 ) -> Batch:
     """Pad rollouts on the right and attach the scores of each role.
 
-    Raises DataError for an empty list and AlignmentError when scores do not match the rows.
+    `viewed` says of each row whether the teacher had a view of it (default: all). Raises DataError
+    for an empty list and AlignmentError when scores do not match the rows.
     """
     if not rollouts:
         raise DataError("collate needs at least one rollout, got none")
@@ -164,6 +183,9 @@ def collate(
         row_step=torch.tensor([r.step for r in rollouts]),
         row_domain=torch.tensor([number[r.domain] for r in rollouts]),
         row_offset=counts.cumsum(0) - counts,
+        row_viewed=torch.tensor([True] * len(rollouts) if viewed is None else list(viewed)),
+        row_sampled=torch.tensor([r.policy_version >= 0 for r in rollouts]),
+        row_ended=torch.tensor([r.stop is StopReason.STOP for r in rollouts]),
         domains=domains,
     ).check()
     attached: dict[str, Target] = {}
@@ -190,7 +212,35 @@ def token_scores(scores: Sequence[Scores], mask: Tensor, role: str) -> TokenScor
     entropy = None
     if scores and all(s.entropy is not None for s in scores):
         entropy = _place(torch.tensor([x for s in scores for x in s.entropy or ()]), mask)
-    return TokenScores(logprobs=_place(flat, mask), entropy=entropy)
+        if not bool(torch.isfinite(entropy).all()):
+            raise AlignmentError(f"{role} entropies must be finite numbers of nats")
+    ids = known = None
+    if scores and all(s.candidate_ids is not None for s in scores):
+        ids, known = _candidates(scores, mask, role)
+    return TokenScores(
+        logprobs=_place(flat, mask), entropy=entropy, candidate_ids=ids, candidate_logprobs=known
+    )
+
+
+def _candidates(scores: Sequence[Scores], mask: Tensor, role: str) -> tuple[Tensor, Tensor]:
+    """Candidate ids and log-probabilities [B, T, K]; shorter lists end in -inf."""
+    ids = [list(row) for s in scores for row in s.candidate_ids or ()]
+    known = [list(row) for s in scores for row in s.candidate_logprobs or ()]
+    if [len(r) for r in ids] != [len(r) for r in known] or len(ids) != int(mask.sum()):
+        raise AlignmentError(
+            f"{role} candidates must pair an id with a log-probability for each of "
+            f"{int(mask.sum())} trained tokens, got {len(ids)} and {len(known)} lists"
+        )
+    width = max((len(r) for r in ids), default=0)
+    flat_ids = torch.tensor([r + [0] * (width - len(r)) for r in ids], dtype=torch.long)
+    flat = torch.tensor([r + [-math.inf] * (width - len(r)) for r in known], dtype=torch.float32)
+    if bool((flat.isnan() | (flat > 1e-3)).any()):
+        raise AlignmentError(f"{role} candidate log-probabilities must be numbers <= 0")
+    placed = torch.zeros(*mask.shape, width, dtype=torch.long)
+    placed[mask] = flat_ids
+    values = torch.full((*mask.shape, width), -math.inf)
+    values[mask] = flat
+    return placed, values
 
 
 def micro_batches(batch: Batch, max_tokens: int) -> Iterator[Batch]:

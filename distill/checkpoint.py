@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ class Progress:
     policy_version: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    monitor: Mapping[str, Any] = field(default_factory=dict)
+    """What the collapse monitor remembers."""
 
 
 def save_checkpoint(
@@ -54,6 +57,8 @@ def save_checkpoint(
     with staged_dir(path) as partial:
         save_weights(policy, tokenizer, partial)
         save_file(trainer.state_tensors(), str(partial / "optimizer.safetensors"))
+        for role, follower in policy.followers.items():
+            save_file(follower.tensors(), str(partial / f"role_{role}.safetensors"))
         write_json(
             partial / "state.json",
             {
@@ -62,6 +67,7 @@ def save_checkpoint(
                 "tokens": progress.tokens,
                 "seconds": progress.seconds,
                 "objective": dict(trainer.state),
+                "monitor": dict(progress.monitor),
             },
         )
         write_manifest(partial)
@@ -108,14 +114,17 @@ def load_newest(folder: Path, policy: Policy, trainer: Trainer) -> Progress:
         load_trained_weights(policy, path)
         try:
             trainer.load_state_tensors(load_file(str(path / "optimizer.safetensors")))
-        except SafetensorError as error:
-            raise CheckpointError(f"{path}/optimizer.safetensors: {error}") from error
+            for role, follower in policy.followers.items():
+                follower.load(load_file(str(path / f"role_{role}.safetensors")))
+        except (SafetensorError, FileNotFoundError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
         trainer.state = state["objective"]
         return Progress(
             step=state["step"],
             policy_version=state["policy_version"],
             tokens=state["tokens"],
             seconds=state["seconds"],
+            monitor=state.get("monitor", {}),
         )
     return Progress()
 
@@ -126,6 +135,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
     if not parent.is_dir():
         return []
     return sorted(p for p in parent.iterdir() if p.name.isdigit())
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of a stage that were made after `step`."""
+    for path in list_checkpoints(folder):
+        if int(path.name) > step:
+            shutil.rmtree(path)
 
 
 def prune(folder: Path, keep: int) -> None:

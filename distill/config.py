@@ -20,9 +20,11 @@ from distill.errors import ConfigError
 from distill.sections import (
     STAGE_SECTIONS,
     CheckpointSection,
+    CorrectionSection,
     EvalsSection,
     GateSection,
     ModelSection,
+    MonitorSection,
     Named,
     RunSection,
     SamplingSection,
@@ -60,6 +62,8 @@ __all__ = [
 ]
 
 DEFAULT = "default"
+TERMS = "terms"
+"""The objective that is a sum: `objective.terms = [{name = "grpo"}, {name = "gkd"}]`."""
 STAGE_PREFIX = "stage:"
 """`stage:NAME` in place of a path means the weights that stage NAME of the same run made."""
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -87,7 +91,9 @@ class Config:
     objective: Named = field(default_factory=Named)
     data: Named = field(default_factory=Named)
     sampling: SamplingSection = field(default_factory=SamplingSection)
+    correction: CorrectionSection = field(default_factory=CorrectionSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
+    monitor: MonitorSection = field(default_factory=MonitorSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     evals: EvalsSection = field(default_factory=EvalsSection)
     gate: GateSection = field(default_factory=GateSection)
@@ -166,7 +172,9 @@ SECTIONS: dict[str, Any] = {
     "objective": Named,
     "data": Named,
     "sampling": SamplingSection,
+    "correction": CorrectionSection,
     "trainer": TrainerSection,
+    "monitor": MonitorSection,
     "checkpoint": CheckpointSection,
     "evals": EvalsSection,
     "gate": GateSection,
@@ -303,7 +311,8 @@ def _renames(dotted: str, below: Mapping[str, Any], value: Mapping[str, Any]) ->
 def _build_section(name: str, table: Any, path: str, origin_of: OriginOf) -> Any:
     if not isinstance(table, Mapping) or SECTIONS[name] is not Named:
         return coerce(SECTIONS[name], table, path, origin_of)
-    chosen = coerce(str, table.get("name", _NAMED[name]), join(path, "name"), origin_of)
+    default = TERMS if name == "objective" and TERMS in table else _NAMED[name]
+    chosen = coerce(str, table.get("name", default), join(path, "name"), origin_of)
     options = {key: value for key, value in table.items() if key != "name"}
     if options and not chosen:
         raise ConfigError(
@@ -358,10 +367,15 @@ def _check(config: Config, origin_of: OriginOf) -> None:
                 f"{prefix}.model.path",
                 "expected a model name, a directory or a table [model.build]; all are missing",
             )
+        named = (("teacher", own.teacher), ("reference", own.reference))
         for key, path in (
             (f"{prefix}.model.path", own.model.path),
-            (f"{prefix}.teacher.path", str(own.teacher.options.get("path", ""))),
-            (f"{prefix}.teacher.adapter", str(own.teacher.options.get("adapter", ""))),
+            *(
+                (f"{prefix}.{section}.{option}", value)
+                for section, chosen in named
+                for option, value in leaves(chosen.options)
+                if isinstance(value, str)
+            ),
         ):
             wanted = path.removeprefix(STAGE_PREFIX)
             if wanted != path and wanted not in earlier:

@@ -9,6 +9,7 @@
     ├── SkillBankError(RuntimeError)  a skill bank is damaged or locked                1
     ├── EvalError(RuntimeError)       an evaluation could not be scored                1
     ├── CheckpointError(RuntimeError) a checkpoint is missing, damaged or foreign      2
+    ├── CollapseError(RuntimeError)   the monitor ended a stage that collapsed         1
     ├── PreflightError(RuntimeError)  the machine or the model is not ready           20
     └── MissingExtra(ImportError)     an optional package is not installed             2
 
@@ -56,6 +57,10 @@ class EvalError(DistillError, RuntimeError):
 
 class CheckpointError(DistillError, RuntimeError):
     exit_code = 2
+
+
+class CollapseError(DistillError, RuntimeError):
+    pass
 
 
 class PreflightError(DistillError, RuntimeError):

@@ -11,17 +11,15 @@ positions only, in float32, whatever the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from distill.errors import AlignmentError
 
-CHUNK_ELEMENTS = 2**24
-"""Logits of one chunk, in elements (64 MiB in float32)."""
+CHUNK_ELEMENTS = 2**23
+"""Logits of one chunk, in elements (32 MiB in float32)."""
 
 
 def predictor_rows(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -66,9 +64,12 @@ class Head:
     def vocab_size(self) -> int:
         return self.weight.shape[0]
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """rows [n, d] -> [n, V] float32."""
-        out = torch.nn.functional.linear(rows, self.weight, self.bias).float()
+    def raw(self, rows: Tensor) -> Tensor:
+        """The linear layer alone: rows [n, d] -> [n, V] float32."""
+        return torch.nn.functional.linear(rows, self.weight, self.bias).float()
+
+    def finish(self, out: Tensor) -> Tensor:
+        """What follows the linear layer: scale, soft cap, temperature."""
         if self.scale != 1.0:
             out = out * self.scale
         if self.soft_cap is not None:
@@ -76,6 +77,10 @@ class Head:
         if self.temperature != 1.0:
             out = out / self.temperature
         return out
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """rows [n, d] -> [n, V] float32."""
+        return self.finish(self.raw(rows))
 
     def log_probs(self, rows: Tensor) -> Tensor:
         """rows [n, d] -> [n, V] float32 log-probabilities."""
@@ -87,38 +92,7 @@ def token_entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def gather_tokens(log_probs: Tensor, token_ids: Tensor) -> Tensor:
-    """log_probs [n, V], token_ids [n] -> [n]; or token_ids [n, K] -> [n, K]."""
-    if token_ids.dim() == 1:
-        return log_probs.gather(-1, token_ids[:, None])[:, 0]
-    return log_probs.gather(-1, token_ids)
-
-
 def chunk_bounds(num_rows: int, vocab_size: int) -> list[tuple[int, int]]:
     """Consecutive [start, stop) ranges whose logits stay below CHUNK_ELEMENTS."""
     size = max(1, CHUNK_ELEMENTS // max(1, vocab_size))
     return [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)] or [(0, 0)]
-
-
-def run_in_chunks(
-    rows: Tensor,
-    vocab_size: int,
-    compute: Callable[[Tensor, int, int], Sequence[Tensor]],
-) -> list[Tensor]:
-    """Apply `compute(rows[a:b], a, b)` chunk by chunk and join its outputs along dim 0.
-
-    With one chunk this is a plain call. With several, each chunk is recomputed in the backward
-    pass, so that memory holds the logits of one chunk only.
-    """
-    bounds = chunk_bounds(rows.shape[0], vocab_size)
-    recompute = len(bounds) > 1 and torch.is_grad_enabled() and rows.requires_grad
-    parts: list[Sequence[Tensor]] = []
-    for start, stop in bounds:
-        piece = rows[start:stop]
-        if recompute:
-            parts.append(checkpoint(compute, piece, start, stop, use_reentrant=False))
-        else:
-            parts.append(compute(piece, start, stop))
-    if len(parts) == 1:
-        return list(parts[0])
-    return [torch.cat(columns) for columns in zip(*parts, strict=True)]

@@ -5,6 +5,7 @@ Roles share one copy of the base weights:
     student          the weights under training; the only role with requires_grad
     base             the adapter switched off (full weights: a frozen copy of the start)
     adapter:NAME     another frozen adapter of the same base, for example an expert teacher
+    ema, snapshot    weights that follow the student's: a moving average, or a copy now and then
 """
 
 from __future__ import annotations
@@ -13,30 +14,27 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from distill.batch import Batch
-from distill.divergence import DivergenceSpec, divergence
+from distill.batch import Batch, TokenScores
+from distill.body import head_of, hidden_states
+from distill.divergence import Candidates, Divergence, DivergenceSpec
 from distill.errors import ConfigError, TeacherError
-from distill.logprobs import (
-    Head,
-    gather_tokens,
-    is_right_padded,
-    predictor_rows,
-    run_in_chunks,
-    scatter,
-    token_entropy,
-)
-from distill.objectives.base import ForwardPlan, PolicyView
-from distill.types import Scores, TeacherView
+from distill.followers import Follower, FollowerSpec
+from distill.headpass import HeadOutput, HeadPass, Wanted
+from distill.logprobs import Head, predictor_rows, scatter
+from distill.objectives.base import ForwardPlan, PolicyView, present
+from distill.types import ScoreRequest, Scores, TeacherView
 
 STUDENT = "student"
 BASE = "base"
 _ADAPTER = "default"
+_JUST_LOGPROBS = ScoreRequest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +53,7 @@ class _Root(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def forward(self, run: Callable[[], Any]) -> Any:
         return run()
 
 
@@ -78,6 +76,7 @@ class Policy:
         self.device = next(model.parameters()).device
         self.temperature = temperature
         self.max_tokens = max_tokens
+        self.followers: dict[str, Follower] = {}
         self._start: Any = None
         self._root = _Root(model)
         model.eval()
@@ -114,14 +113,30 @@ class Policy:
             if self._start is None:
                 raise ConfigError("the role 'base' of full weights was not kept from the start")
             yield self._start
-        elif role.startswith("adapter:"):
-            self.model.set_adapter(role.removeprefix("adapter:"))
+        elif role in self.followers and self.kind == "full":
+            yield self.followers[role].model
+        elif role.startswith("adapter:") or role in self.followers:
+            # Frozen even while it is active: only the student's own adapter ever trains.
+            self.model.set_adapter(role.removeprefix("adapter:"), inference_mode=True)
             try:
                 yield self.model
             finally:
                 self.model.set_adapter(_ADAPTER)
         else:
-            raise ConfigError(f"unknown role {role!r}; expected student, base or adapter:NAME")
+            known = ", ".join(["student", "base", "adapter:NAME", *self.followers])
+            raise ConfigError(f"unknown role {role!r}; expected one of {known}")
+
+    def add_follower(self, spec: FollowerSpec) -> str:
+        """A role whose weights follow the student's, made from what the student is now; returns
+        its name."""
+        made = Follower(self.model, spec, kind=self.kind)
+        self.followers[spec.name] = made
+        return spec.name
+
+    def after_step(self, step: int) -> None:
+        """Move every follower once; called after a finite optimizer step."""
+        for follower in self.followers.values():
+            follower.follow(step)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name -> parameter under training."""
@@ -132,44 +147,57 @@ class Policy:
     def forward(self, batch: Batch, plan: ForwardPlan) -> PolicyView:
         """One pass over body and head, with gradient; returns everything the plan names."""
         mask = batch.completion_mask
-        targets = batch.input_ids[mask]  # [N]
-        specs = plan.divergences
-        flat = batch.flat_rows() if specs else targets
+        ids = batch.input_ids[mask][:, None]  # [N, 1]
+        if plan.candidates:
+            chosen = batch.targets.get(plan.candidates)
+            if not isinstance(chosen, TokenScores) or chosen.candidate_ids is None:
+                raise TeacherError(f"the batch has no candidates of role {plan.candidates!r}")
+            ids = torch.cat([ids, chosen.candidate_ids[mask]], dim=1)  # [N, 1 + K]
+        flat = batch.flat_rows()
+        divergences = tuple(self._wanted(batch, spec, flat) for spec in plan.divergences)
 
-        def run() -> list[Tensor]:
+        def run() -> HeadOutput:
             rows = predictor_rows(
                 hidden_states(self.model, batch.input_ids, batch.attention_mask), mask
             )
-            head = head_of(self.model, self.temperature)
+            return HeadPass(
+                head=head_of(self.model, self.temperature),
+                token_ids=ids,
+                entropy=plan.entropy,
+                divergences=divergences,
+            ).run(rows)
 
-            def compute(piece: Tensor, start: int, stop: int) -> Sequence[Tensor]:
-                log_probs = head.log_probs(piece)
-                out = [gather_tokens(log_probs, targets[start:stop])]
-                if plan.entropy:
-                    with torch.no_grad():
-                        out.append(token_entropy(log_probs))
-                for spec in specs:
-                    out.append(self._divergence(log_probs, batch, spec, flat[start:stop]))
-                return out
+        out: HeadOutput = self._root(run)
+        named = zip(plan.divergences, out.divergences, strict=True)
+        return PolicyView(
+            logprobs=scatter(out.tokens, mask),
+            entropy=None if out.entropy is None else scatter(out.entropy, mask),
+            candidate_logprobs=scatter(out.candidates, mask) if plan.candidates else None,
+            divergences={
+                spec.name: Divergence(
+                    per_token=scatter(found.per_token, mask), stats=scatter(found.stats, mask)
+                )
+                for spec, found in named
+            },
+        )
 
-            return run_in_chunks(rows, head.vocab_size, compute)
-
-        columns = iter(self._root(run))
-        logprobs = scatter(next(columns), mask)
-        entropy = scatter(next(columns), mask) if plan.entropy else None
-        values = {spec.name: scatter(next(columns), mask) for spec in specs}
-        return PolicyView(logprobs=logprobs, entropy=entropy, divergences=values)
-
-    def _divergence(
-        self, log_probs: Tensor, batch: Batch, spec: DivergenceSpec, rows: Tensor
-    ) -> Tensor:
-        target = batch.targets.get(spec.target)
-        if target is None or not hasattr(target, "log_probs"):
+    def _wanted(self, batch: Batch, spec: DivergenceSpec, rows: Tensor) -> Wanted:
+        mask = batch.completion_mask
+        target = batch.targets.get(f"{spec.target}.distribution", batch.targets.get(spec.target))
+        weights = batch.weights.get(spec.name)
+        if weights is not None and batch.correction is not None:
+            weights = weights * batch.correction
+        kept = None if weights is None else weights[mask]
+        if isinstance(target, TokenScores) and target.candidate_ids is not None:
+            known = present(target.candidate_logprobs, "candidate log-probabilities")
+            few = Candidates(ids=target.candidate_ids[mask], logprobs=known[mask])
+            return Wanted(spec=spec, target=few, rows=rows, weights=kept)
+        if target is None or isinstance(target, TokenScores):
             raise TeacherError(
                 f"the divergence {spec.name!r} needs a full distribution of role {spec.target!r}; "
                 "choose a teacher with the capability 'distribution'"
             )
-        return divergence(log_probs, target.log_probs(rows), spec)
+        return Wanted(spec=spec, target=target, rows=rows, weights=kept)
 
     # -- scoring, without gradient -----------------------------------------------------------
 
@@ -195,106 +223,64 @@ class Policy:
         return (torch.cat(found) if found else torch.zeros(0, width, device=self.device)), counts
 
     def head(self, role: str = STUDENT) -> Head:
-        model = self._start if role == BASE and self.kind == "full" else self.model
+        model = self.model
+        if role == BASE and self.kind == "full":
+            model = self._start
+        elif role in self.followers:
+            model = self.followers[role].model
         return head_of(model, self.temperature)
 
     @torch.no_grad()
     def score(
-        self, views: Sequence[TeacherView], role: str = STUDENT, *, entropy: bool = False
+        self,
+        views: Sequence[TeacherView],
+        role: str = STUDENT,
+        want: ScoreRequest = _JUST_LOGPROBS,
     ) -> list[Scores]:
-        """Log-probabilities of the trained tokens of each view under a role."""
+        """Log-probabilities of the trained tokens of each view under a role, and what is wanted.
+
+        Raises ConfigError for more candidates than the vocabulary has entries.
+        """
         rows, counts = self.hidden(views, role)
         head = self.head(role)
-        chosen = [v.token_ids[p] for v in views for p in v.positions]
-        ids = torch.tensor(chosen, dtype=torch.long, device=self.device)
-
-        def compute(piece: Tensor, start: int, stop: int) -> Sequence[Tensor]:
-            log_probs = head.log_probs(piece)
-            out = [gather_tokens(log_probs, ids[start:stop])]
-            return [*out, token_entropy(log_probs)] if entropy else out
-
-        columns = [c.split(counts) for c in run_in_chunks(rows, head.vocab_size, compute)]
-        return [
-            Scores(
-                logprobs=tuple(columns[0][i].tolist()),
-                entropy=tuple(columns[1][i].tolist()) if entropy else None,
-                source=f"{self.base}:{role}",
-                view_id=view.id,
+        chosen = [[v.token_ids[p]] for v in views for p in v.positions]
+        if want.candidate_ids is not None:
+            asked = [list(ids) for row in want.candidate_ids for ids in row]
+            chosen = [a + b for a, b in zip(chosen, asked, strict=True)]
+        if want.candidates > head.vocab_size:
+            raise ConfigError(
+                f"{want.candidates} candidates were asked for, the vocabulary has "
+                f"{head.vocab_size} entries; lower objective.k"
             )
-            for i, view in enumerate(views)
-        ]
-
-
-def hidden_states(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Last hidden states of a causal language model: [B, T] -> [B, T, d].
-
-    With right padding a causal model never sees the padding, so no mask is passed: the plain
-    causal kernel is exact there, and faster.
-    """
-    body = backbone(model)
-    if not is_right_padded(attention_mask):
-        positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-        out = body(
-            input_ids=input_ids,
-            attention_mask=attention_mask.long(),
-            position_ids=positions,
-            use_cache=False,
+        ids = torch.tensor(chosen, dtype=torch.long, device=self.device).view(len(chosen), -1)
+        out = HeadPass(head=head, token_ids=ids, entropy=want.entropy, top_k=want.candidates).run(
+            rows
         )
-    else:
-        out = body(input_ids=input_ids, use_cache=False)
-    hidden: Tensor = out.last_hidden_state
-    return hidden
-
-
-def backbone(model: Any) -> Any:
-    """The body below the head, adapters included."""
-    return causal_lm(model).base_model
-
-
-def causal_lm(model: Any) -> Any:
-    """The Hugging Face causal LM under an adapter wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
-
-
-def head_of(model: Any, temperature: float) -> Head:
-    lm = causal_lm(model)
-    module = lm.get_output_embeddings()
-    config = lm.config.get_text_config()
-    # Some families of models carry an extra factor, divisor or cap on their logits.
-    scale = getattr(config, "logit_scale", None)
-    if scale is None and getattr(config, "logits_scaling", None):
-        scale = 1.0 / float(config.logits_scaling)
-    return Head(
-        weight=module.weight,
-        bias=getattr(module, "bias", None),
-        scale=1.0 if scale is None else float(scale),
-        soft_cap=getattr(config, "final_logit_softcapping", None),
-        temperature=temperature,
-    )
-
-
-def require_known_head(model: Any) -> None:
-    """Raise ConfigError unless `head_of` computes what the model itself computes.
-
-    Some families do more with their logits than is known here; their log-probabilities, and every
-    loss made of them, would silently be wrong.
-    """
-    module = causal_lm(model).get_output_embeddings()
-    if hasattr(module, "base_layer"):
-        raise ConfigError(
-            "the output layer carries an adapter, which is not supported; exclude it from "
-            "model.target_modules"
-        )
-    ids = torch.arange(3, device=module.weight.device)[None]
-    with torch.no_grad():
-        ours = head_of(model, 1.0).logits(hidden_states(model, ids, torch.ones_like(ids).bool()))
-        theirs = model(input_ids=ids, use_cache=False).logits.float()
-    gap, size = float((ours - theirs).abs().max()), float(theirs.abs().max())
-    if not gap <= 0.02 * size + 1e-4:
-        raise ConfigError(
-            f"the logits of {type(causal_lm(model)).__name__} differ from its output layer by up "
-            f"to {gap:.3g}: the model scales them in a way that is not supported"
-        )
+        columns: list[list[Any] | None] = [out.tokens.tolist(), None, None, None]
+        if out.entropy is not None:
+            columns[1] = out.entropy.tolist()
+        if out.top_ids is not None and out.top_logprobs is not None:
+            columns[2], columns[3] = out.top_ids.tolist(), out.top_logprobs.tolist()
+        elif want.candidate_ids is not None:
+            columns[2] = [ids for row in want.candidate_ids for ids in row]
+            columns[3] = out.candidates.tolist()
+        stops = list(accumulate(counts))
+        found = []
+        for view, count, stop in zip(views, counts, stops, strict=True):
+            logprobs, entropy, tops, known = (
+                None if c is None else c[stop - count : stop] for c in columns
+            )
+            found.append(
+                Scores(
+                    logprobs=tuple(logprobs or ()),
+                    entropy=None if entropy is None else tuple(entropy),
+                    candidate_ids=None if tops is None else tuple(map(tuple, tops)),
+                    candidate_logprobs=None if known is None else tuple(map(tuple, known)),
+                    source=f"{self.base}:{role}",
+                    view_id=view.id,
+                )
+            )
+        return found
 
 
 def _cuts(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

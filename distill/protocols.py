@@ -47,8 +47,11 @@ class Teacher(Protocol):
     """Scores the student's tokens. `capabilities` is a subset of
     {"logprobs", "candidates", "own_top_k", "distribution", "entropy"}."""
 
-    name: str
-    capabilities: frozenset[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> frozenset[str]: ...
 
     def score(self, views: Sequence[TeacherView], want: ScoreRequest) -> list[Scores]: ...
 

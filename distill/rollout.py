@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from distill.errors import DataError, DistillError, EngineError
 from distill.protocols import Env, Episode, RolloutEngine
@@ -17,6 +18,9 @@ from distill.tokens import Chat
 from distill.types import Completion, Message, Rollout, Sampling, StopReason, Task
 
 logger = logging.getLogger(__name__)
+
+LOOPING = 0.3
+"""A reply of which a larger share repeats is caught in a loop."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class _Attempt:
     done: bool = False
     valid: bool = True
     error: str | None = None
+    feedback: str | None = None
     turns: int = field(default=0)
 
     def absorb(self, completion: Completion) -> None:
@@ -126,6 +131,9 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, max_turns: i
         return
     attempt.valid = attempt.valid and turn.valid
     attempt.done = turn.done or attempt.turns >= max_turns
+    if turn.done and turn.messages:
+        # Nobody replies any more: the last words are what the environment says of the attempt.
+        attempt.feedback = "\n".join(m.content for m in turn.messages)
     if not attempt.done:
         attempt.history.append(Message(role="assistant", content=text))
         longer = chat.extend(attempt.token_ids, turn.messages, attempt.history)
@@ -138,13 +146,14 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, max_turns: i
 def _row(attempt: _Attempt, policy_version: int) -> Rollout:
     reward: float | None = None
     parts: dict[str, float] = {}
-    error = attempt.error
+    error, feedback = attempt.error, attempt.feedback
     if attempt.stop is StopReason.LENGTH and error is None:
         reward, parts = 0.0, {"truncated": 1.0}
     elif error is None:
         try:
             outcome = attempt.episode.reward()
             reward, parts = outcome.value, dict(outcome.parts)
+            feedback = outcome.feedback or feedback
         except DistillError:
             raise
         except Exception as failure:
@@ -166,6 +175,7 @@ def _row(attempt: _Attempt, policy_version: int) -> Rollout:
         return_=reward,
         reward_parts=parts,
         action_valid=attempt.valid,
+        feedback=feedback,
         error=error,
     )
 
@@ -215,14 +225,44 @@ def reply_text(rollout: Rollout, chat: Chat) -> str:
     return "\n".join(chat.decode(span) for span in spans)
 
 
+def mixed_groups(rollouts: Sequence[Rollout]) -> list[str]:
+    """Ids of the groups whose rollouts earned different rewards, in the order of the rows."""
+    earned: dict[str, set[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None and rollout.num_trained:
+            earned.setdefault(rollout.group_id, set()).add(rollout.reward)
+    return [name for name, values in earned.items() if len(values) > 1]
+
+
+def keep_mixed_groups(rollouts: Sequence[Rollout], wanted: int) -> list[Rollout]:
+    """The rows, with the masks of all but `wanted` mixed groups emptied (DAPO's refill).
+
+    When there are fewer, the first others fill up, so that a step never trains on nothing.
+    """
+    mixed = mixed_groups(rollouts)[:wanted]
+    others = [n for n in dict.fromkeys(r.group_id for r in rollouts) if n not in set(mixed)]
+    kept = {*mixed, *others[: wanted - len(mixed)]}
+    return [
+        r if r.group_id in kept else replace(r, completion_mask=(False,) * len(r.token_ids))
+        for r in rollouts
+    ]
+
+
 def summarise(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """What a step's rows looked like: rewards (also per domain), lengths, cuts and failures."""
     total = len(rollouts)
     out = {
+        "rollout/tokens": float(sum(r.num_trained for r in rollouts)),
         "rollout/tokens_mean": sum(r.num_trained for r in rollouts) / total,
         "rollout/truncated_share": sum(r.stop is StopReason.LENGTH for r in rollouts) / total,
         "rollout/error_share": sum(r.error is not None for r in rollouts) / total,
     }
+    out |= _variety([r for r in rollouts if r.policy_version >= 0 and r.num_trained])
+    sizes = Counter(r.group_id for r in rollouts if r.num_trained)
+    groups = len({r.group_id for r in rollouts})
+    if groups < total:
+        out["group/mixed_share"] = len(mixed_groups(rollouts)) / groups
+        out["group/lone"] = float(sum(size == 1 for size in sizes.values()))
     by_domain: dict[str, list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
@@ -232,6 +272,48 @@ def summarise(rollouts: Sequence[Rollout]) -> dict[str, float]:
         out["reward/mean"] = sum(everything) / len(everything)
         out |= {f"reward/{d}": sum(v) / len(v) for d, v in sorted(by_domain.items())}
     return out
+
+
+def _variety(replies: Sequence[Rollout]) -> dict[str, float]:
+    """How the student's own replies look as a whole; nothing where there is none.
+
+    distinct_share     different replies, by their trained tokens, over all replies
+    repeat_share       replies of which more than `LOOPING` repeats, see `repeated_share`
+    missing_end_share  replies that do not end with a stop token
+    surprise           mean of -log-probability of the tokens, the sampler's: it estimates the
+                       entropy of the policy where no objective asks for the exact one
+    """
+    if not replies:
+        return {}
+    turns = [_turns(r) for r in replies]
+    tokens = sum(r.num_trained for r in replies)
+    return {
+        "rollout/distinct_share": len(set(turns)) / len(replies),
+        "rollout/repeat_share": sum(repeated_share(t) > LOOPING for t in turns) / len(replies),
+        "rollout/missing_end_share": sum(r.stop is not StopReason.STOP for r in replies)
+        / len(replies),
+        "rollout/surprise": -sum(sum(r.logprobs) for r in replies) / tokens,
+    }
+
+
+def repeated_share(turns: Sequence[Sequence[int]], n: int = 4, seen: int = 3) -> float:
+    """Share of a reply's n-grams that already occurred at least `seen` times in the same turn.
+
+    A loop of any period tends to 1; ordinary text stays near 0. Linear in the tokens.
+    """
+    repeated = total = 0
+    for turn in turns:
+        counts = Counter(zip(*(turn[i:] for i in range(n)), strict=False))
+        repeated += sum(max(0, count - seen) for count in counts.values())
+        total += max(0, len(turn) - n + 1)
+    return repeated / total if total else 0.0
+
+
+def _turns(rollout: Rollout) -> tuple[tuple[int, ...], ...]:
+    """The trained tokens of every turn."""
+    pairs = zip(rollout.token_ids, rollout.completion_mask, strict=True)
+    runs = groupby(pairs, key=lambda pair: pair[1])
+    return tuple(tuple(token for token, _ in run) for trained, run in runs if trained)
 
 
 def require_few_errors(rollouts: Sequence[Rollout], max_share: float) -> None:

@@ -36,12 +36,22 @@ class TaskSampler:
         first = (step - 1) * self._batch
         return [self._tasks[self._at(first + j)] for j in range(self._batch)]
 
+    def extra(self, step: int, number: int) -> list[Task]:
+        """Another `batch` tasks for a step, drawn independently: refill 1, 2, ..."""
+        generator = _generator(f"{self._key}/{step}/extra{number}")
+        return [self._tasks[int(i)] for i in generator.integers(0, len(self._tasks), self._batch)]
+
     def _at(self, position: int) -> int:
         number, offset = divmod(position, len(self._tasks))
         if self._epoch is None or self._epoch[0] != number:
             order = _generator(f"{self._key}/epoch{number}").permutation(len(self._tasks))
             self._epoch = (number, order)
         return int(self._epoch[1][offset])
+
+
+def keyed_uniform(key: str) -> float:
+    """A draw from [0, 1) that depends on the key alone."""
+    return float(_generator(key).random())
 
 
 def _generator(key: str) -> np.random.Generator:

@@ -126,12 +126,94 @@ class TrainerSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CorrectionSection:
+    """Importance weights for what the engine's log-probabilities differ from the trainer's."""
+
+    level: Literal["none", "token", "sequence"] = "none"
+    """One weight per token, one per reply, or none."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """Bound large weights, or leave out what lies outside [low, cap]."""
+    cap: float = within(2.0, 1.0)
+    """Largest weight; usual are 1.5 to 5 per token and 2 to 10 per reply."""
+    low: float = within(0.0, 0.0, 1.0)
+    """Smallest weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarnLimits:
+    """Where a measure becomes worth a look; 0 turns it off. Entropy and distinct replies only count
+    while the reward, where there is one, is no better than at the start."""
+
+    entropy: float = 0.1
+    """Below this share of its start."""
+    distinct: float = 0.2
+    """Share of distinct replies, below this share of its start."""
+    truncated: float = 0.5
+    """Share of replies that hit the token limit."""
+    repeated: float = 0.25
+    """Share of replies caught in a loop."""
+    length: float = 4.0
+    """Mean reply length, as a factor of its start in either direction."""
+    grad_norm: float = 1000.0
+    """Norm of the gradient before clipping."""
+    grad_jump: float = 20.0
+    """The same, as a multiple of its running median."""
+    advantage: float = 20.0
+    """Size of the 5 % and 95 % quantiles of the advantages."""
+    mass: float = 0.5
+    """Probability that the student leaves on the support of a top-k divergence, below this."""
+    negative: float = 0.5
+    """Share of tokens whose divergence is negative."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbortLimits:
+    """Where a measure ends a stage; 0 turns it off, no value takes the one of the mode."""
+
+    entropy: float | None = None
+    distinct: float | None = None
+    truncated: float | None = None
+    repeated: float | None = None
+    length: float | None = None
+    grad_norm: float | None = None
+    grad_jump: float | None = None
+    advantage: float | None = None
+    mass: float | None = None
+    negative: float | None = None
+
+
+LENIENT = {"entropy": 0.02, "distinct": 0.1, "truncated": 0.9}
+STRICT = {"entropy": 0.3, "distinct": 0.5, "truncated": 0.2}
+"""Limits that end a stage, by mode; those that are missing are off."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MonitorSection:
+    """What ends a stage that collapses, and what is worth a warning."""
+
+    mode: Literal["auto", "off", "warn", "lenient", "strict"] = "auto"
+    """`lenient` ends what is truly broken: entropy and distinct replies both gone, or nearly all
+    replies cut, while the reward is no better than at the start. `strict` needs one measure alone.
+    `auto` is strict for objectives that end in a collapse by nature (opsa), else lenient."""
+    on_abort: Literal["auto", "fail", "stop"] = "auto"
+    """Fail the night, or end the stage with the weights before the collapse and go on to the
+    evaluation; `auto` stops where the objective ends in a collapse by nature, else fails."""
+    patience: int = within(0, 0)
+    """Steps in a row that must be past a limit; 0 takes 10, or 5 when strict."""
+    start_steps: int = within(3, 1)
+    """Healthy first steps whose mean is the start that later ones are compared with."""
+    warn: WarnLimits = field(default_factory=WarnLimits)
+    abort: AbortLimits = field(default_factory=AbortLimits)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSection:
     every_steps: int = within(50, 1)
     every_seconds: float = within(30.0, 0.0)
     """A checkpoint is due after `every_steps` steps or this many seconds, whichever is first."""
     keep: int = within(2, 1)
-    """Newest checkpoints kept per stage, besides the final weights."""
+    """Newest checkpoints kept per stage, besides the final weights; at least 2, and more while a
+    limit is passed, where the monitor may end the stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +278,9 @@ STAGE_SECTIONS: tuple[str, ...] = (
     "objective",
     "data",
     "sampling",
+    "correction",
     "trainer",
+    "monitor",
     "checkpoint",
 )
 """Sections that a stage may override."""

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from distill.batch import Batch, micro_batches
+from distill.correction import Correction, effective_sample_size
 from distill.errors import ConfigError, DistillError
+from distill.ledger import Ledger
 from distill.objectives.base import ForwardPlan, Metric, Objective, State, Term
 from distill.policy import Policy
 from distill.types import StepInfo, UpdateReport
+
+NO_CORRECTION = Correction()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,25 +73,36 @@ class Trainer:
             fused=True,
         )
 
-    def update(self, batch: Batch, objective: Objective, info: StepInfo) -> UpdateReport:
-        """Train on one batch: `epochs` x `minibatches` optimizer updates (1 x 1 by default)."""
+    def update(
+        self,
+        batch: Batch,
+        objective: Objective,
+        info: StepInfo,
+        correction: Correction = NO_CORRECTION,
+    ) -> UpdateReport:
+        """Train on one batch: `epochs` x `minibatches` optimizer updates (1 x 1 by default).
+
+        A batch without a trained token changes nothing and reports a loss of 0.
+        """
+        lr = self.options.rate(info.step)
+        ledger = Ledger()
         if batch.num_tokens == 0:
-            raise DistillError(
-                f"step {info.step} of stage {info.stage} has no trained token: every rollout "
-                "failed or was dropped; look at the errors of the rollouts of this step"
+            return UpdateReport(
+                step=info.step, loss=0.0, grad_norm=0.0, lr=lr, num_rows=0, num_tokens=0
             )
         batch = batch.to(self.policy.device)
         with torch.no_grad():
             batch, self.state = objective.prepare(batch, info, self.state)
+            batch = correction.apply(batch)
+            _watch_correction(batch, ledger)
         plan = objective.plan()
-        lr = self.options.rate(info.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        ledger = _Ledger()
         norms = []
         for _ in range(self.options.epochs):
             for part in _minibatches(batch, self.options.minibatches):
                 norms.append(self._one_update(part, objective, plan, ledger, info))
+        self.policy.after_step(info.step)
         loss = ledger.loss / len(norms)
         return UpdateReport(
             step=info.step,
@@ -100,13 +115,13 @@ class Trainer:
         )
 
     def _one_update(
-        self, batch: Batch, objective: Objective, plan: ForwardPlan, ledger: _Ledger, info: StepInfo
+        self, batch: Batch, objective: Objective, plan: ForwardPlan, ledger: Ledger, info: StepInfo
     ) -> float:
         totals = _totals(batch)
         for micro in micro_batches(batch, self.options.micro_batch_tokens):
             view = self.policy.forward(micro, plan)
             terms = objective(view, micro)
-            loss = sum_terms(terms, totals)
+            loss = sum_terms(terms, totals, micro.correction)
             loss.backward()
             ledger.add(float(loss.detach()), terms)
             if not ledger.updated and bool(micro.sampler_logprobs.any()):
@@ -157,13 +172,33 @@ class Trainer:
             self.optimizer.state[owner][key] = tensor.to(owner.device, copy=True)
 
 
-def sum_terms(terms: Sequence[Term], totals: Callable[[str, str], float]) -> Tensor:
-    """Sum of coefficient * sum(weights * per_token) / denominator, masked before the sum."""
+def sum_terms(
+    terms: Sequence[Term],
+    totals: Callable[[str, str], float],
+    correction: Tensor | None = None,
+) -> Tensor:
+    """Sum of coefficient * sum(weights * correction * per_token) / denominator, masked before the
+    sum. The correction never enters a denominator."""
     parts = []
     for term in terms:
-        value = term.per_token.masked_fill(term.weights == 0, 0.0) * term.weights
+        weights = term.weights if correction is None else term.weights * correction
+        value = term.per_token.masked_fill(weights == 0, 0.0) * weights
         parts.append(term.coefficient * value.sum() / totals(term.name, term.denominator))
     return torch.stack(parts).sum()
+
+
+def _watch_correction(batch: Batch, ledger: Ledger) -> None:
+    if batch.correction is None:
+        return
+    weights = batch.completion_mask.float()
+    for name, reduce in (("mean", "mean"), ("max", "max")):
+        metric = Metric(values=batch.correction, weights=weights, reduce=reduce)  # type: ignore[arg-type]
+        ledger.add_metric(f"correction/{name}", metric)
+    gone = Metric(values=(batch.correction == 0).float(), weights=weights)
+    ledger.add_metric("correction/masked_share", gone)
+    size = effective_sample_size(batch.correction, batch.completion_mask)
+    share = Metric(values=size.float().view(1, 1), weights=torch.ones(1, 1))
+    ledger.add_metric("correction/effective_share", share)
 
 
 def _totals(batch: Batch) -> Callable[[str, str], float]:
@@ -184,38 +219,3 @@ def _minibatches(batch: Batch, count: int) -> Sequence[Batch]:
         return [batch]
     index = torch.arange(batch.num_rows)
     return [batch.select(index[i::count]) for i in range(min(count, batch.num_rows))]
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """Loss and metrics of a step, merged exactly over its micro-batches."""
-
-    loss: float = 0.0
-    updated: bool = False
-    _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
-    _extremes: dict[str, tuple[str, float]] = field(default_factory=dict)
-
-    def add(self, loss: float, terms: Sequence[Term]) -> None:
-        self.loss += loss
-        for term in terms:
-            for name, metric in term.metrics.items():
-                self.add_metric(f"{term.name}/{name}", metric)
-
-    def add_metric(self, name: str, metric: Metric) -> None:
-        used = metric.weights > 0
-        values = metric.values.detach().masked_fill(~used, 0.0)
-        if metric.reduce in ("mean", "sum"):
-            total, weight = self._sums.get(name, (0.0, 0.0))
-            new = float((values * metric.weights).sum())
-            scale = float(metric.weights.sum()) if metric.reduce == "mean" else 0.0
-            self._sums[name] = (total + new, weight + scale)
-        elif bool(used.any()):
-            found = values[used]
-            value = float(found.max() if metric.reduce == "max" else found.min())
-            _, known = self._extremes.get(name, (metric.reduce, value))
-            pick = max if metric.reduce == "max" else min
-            self._extremes[name] = (metric.reduce, pick(known, value))
-
-    def metrics(self) -> dict[str, float]:
-        means = {name: total / (weight or 1.0) for name, (total, weight) in self._sums.items()}
-        return means | {name: value for name, (_, value) in self._extremes.items()}

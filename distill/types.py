@@ -37,8 +37,8 @@ class Task:
     answer: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Never rendered into a prompt by itself. Known keys: `solution` (a worked reply),
-    `lesson` (what would have helped, in words), `views` (view kind -> last user message of a
-    privileged prompt), `key` (routing key)."""
+    `demonstration` (an expert's reply to this very prompt), `lesson` (what would have helped, in
+    words), `views` (view kind -> last user message of a privileged prompt), `key` (routing key)."""
 
 
 def task_id(env: str, prompt: Sequence[Message]) -> str:
@@ -51,6 +51,8 @@ def task_id(env: str, prompt: Sequence[Message]) -> str:
 class Reward:
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
+    feedback: str | None = None
+    """What was wrong, in words that a teacher may read; never shown to the student."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,8 @@ class Rollout:
     action_valid: bool = True
     obs_key: str | None = None
     skill_ids: tuple[str, ...] = ()
+    feedback: str | None = None
+    """What the environment said about the finished attempt, in words."""
     error: str | None = None
 
     @property
@@ -136,6 +140,8 @@ class TeacherView:
     positions: tuple[int, ...]  # [C] where the trained tokens of the rollout sit in this view
     kind: str
     id: str
+    key: str = ""
+    """Names the teacher that answers where several are routed: the domain of the task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +150,9 @@ class ScoreRequest:
 
     entropy: bool = False
     candidates: int = 0
+    """Also the scorer's own k most likely ids per token."""
     candidate_ids: Sequence[Sequence[Sequence[int]]] | None = None  # [B][C][K]
+    """Or its log-probabilities of these ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,6 +165,18 @@ class Scores:
     entropy: tuple[float, ...] | None = None  # [C]
     candidate_ids: tuple[tuple[int, ...], ...] | None = None  # [C][K]
     candidate_logprobs: tuple[tuple[float, ...], ...] | None = None  # [C][K]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audit:
+    """How a text-only teacher's continuations resemble chunks of one row (OmniOPD)."""
+
+    starts: tuple[int, ...]  # index of each chunk's first token among the row's trained tokens
+    votes: tuple[float, ...]  # per chunk, summed similarity of the continuations
+    length: int
+    """Trained tokens per chunk."""
+    num_tokens: int = 0
+    """Tokens that the teacher wrote for this row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

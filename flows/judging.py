@@ -21,7 +21,7 @@ from distill.types import CheckpointRef, EvalReport, Reason, Rollout, Split, Tas
 from evals.gate import decide
 from evals.report import build
 from evals.suite import EvalSettings, correctness, run_suite, select
-from flows import registry, wiring
+from flows import registry, teaching, wiring
 from flows.night import Night, Student, base_name, load_student
 from flows.stages import read_result
 from teachers.local import LocalTeacher
@@ -99,7 +99,7 @@ def _subject(night: Night, config: Config, who: Who) -> tuple[Student, Policy, s
     if who != "teacher":
         digest = checkpoint_ref(weights, base=base_name(config)).digest
         return student, student.policy, STUDENT, digest
-    teacher = wiring.build_teacher(config, student.policy, student.chat, night.locate)
+    teacher = teaching.build_teacher(config, student, night.locate)
     assert isinstance(teacher, LocalTeacher), "only local teachers can act"
     return student, teacher.policy, teacher.role, "teacher"
 
@@ -216,10 +216,17 @@ def write_summary(night: Night, warnings: Sequence[str]) -> Mapping[str, Any]:
         "adapter_sha256": result.digest,
         "start_sha256": checkpoint_ref(night.start, base=result.base).digest,
         "bank_version": None,
-        "warnings": [*warnings, *_left_out(night)],
+        "warnings": [*_told(warnings, stages), *_left_out(night)],
     }
     write_json(night.run.summary_path, summary)
     return summary
+
+
+def _told(warnings: Sequence[str], stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was logged, and what the monitor found in any stage, also before an interruption."""
+    stored = [text for s in stages for text in (s["stopped"], *s["warnings"]) if text]
+    logged = [w for w in warnings if not any(text.startswith(w) for text in stored)]
+    return [*stored, *logged]
 
 
 def _left_out(night: Night) -> list[str]:

@@ -136,6 +136,7 @@ def _log_file(run: RunDir) -> Iterator[Path]:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else a line per request
     root = logging.getLogger()
     level = root.level
     root.addHandler(handler)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distill.body import require_known_head
 from distill.checkpoint import verify_manifest, write_manifest
-from distill.config import Config, Stage
+from distill.config import STAGE_PREFIX, Config, Stage
 from distill.errors import ConfigError
 from distill.models import (
     build_model,
@@ -22,7 +23,7 @@ from distill.models import (
     pick_device,
     save_weights,
 )
-from distill.policy import AdapterSpec, Policy, require_known_head
+from distill.policy import AdapterSpec, Policy
 from distill.pretrained import resolve_model
 from distill.rundir import (
     RunDir,
@@ -36,7 +37,6 @@ from distill.tokens import Chat
 from distill.types import CheckpointRef
 from flows import registry
 from flows.progress import Progress
-from flows.wiring import STAGE
 
 FINAL = "final"
 START = "start"
@@ -84,8 +84,8 @@ class Night:
 
         What a name stood for is kept in `models.json` and holds for the rest of the run.
         """
-        if path.startswith(STAGE):
-            return self.final(path.removeprefix(STAGE))
+        if path.startswith(STAGE_PREFIX):
+            return self.final(path.removeprefix(STAGE_PREFIX))
         record = self.run.path / "models.json"
         known = read_json(record) if record.exists() else {}
         name, asked = f"{path}@{revision}" if revision else path, revision
@@ -185,7 +185,9 @@ def base_name(config: Config) -> str:
     adapter, its shape. Weights of another name are never continued."""
     model = config.model
     build = f"build {digest_json(model.build)[:12]}" if model.build else ""
-    source = f"{model.path} ({build})" if model.path.startswith(STAGE) else model.path or build
+    source = (
+        f"{model.path} ({build})" if model.path.startswith(STAGE_PREFIX) else model.path or build
+    )
     if model.revision:
         source = f"{source}@{model.revision}"
     if model.kind == "full":
@@ -264,7 +266,7 @@ def _require_same_revision(night: Night, run: str | None) -> None:
     config = night.config.for_stage(night.student_stages[0])
     path = config.model.path
     record = night.home / "runs" / str(run) / "models.json"
-    if config.model.kind != "adapter" or not record.exists() or path.startswith(STAGE):
+    if config.model.kind != "adapter" or not record.exists() or path.startswith(STAGE_PREFIX):
         return
     night.locate(path, config.model.revision)
     name = f"{path}@{config.model.revision}" if config.model.revision else path

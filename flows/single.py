@@ -12,7 +12,7 @@ from distill.models import checkpoint_ref
 from distill.policy import STUDENT
 from distill.rundir import RunDir
 from distill.types import EvalReport, Message, Sampling, ScoreRequest, Split, TeacherView
-from flows import judging, registry, wiring
+from flows import judging, registry, teaching
 from flows.night import Night, base_name, begin, load_student, prepare_start, set_threads
 from flows.progress import NoProgress, Progress
 from flows.stages import run_stage
@@ -63,7 +63,7 @@ def sample(night: Night, weights: Path, prompt: str, *, teacher: bool) -> dict[s
         for name, logprob in zip(names, completion.logprobs, strict=True)
     ]
     if teacher:
-        judge = wiring.build_teacher(config, student.policy, student.chat, night.locate)
+        judge = teaching.build_teacher(config, student, night.locate)
         view = TeacherView(
             token_ids=(*ids, *completion.token_ids),
             positions=tuple(range(len(ids), len(ids) + len(completion.token_ids))),
@@ -71,7 +71,9 @@ def sample(night: Night, weights: Path, prompt: str, *, teacher: bool) -> dict[s
             id="sample",
         )
         if judge is None:
-            raise ConfigError("--teacher: the configuration names no teacher; set teacher.name")
+            raise ConfigError(
+                "--teacher: the configuration names no teacher that scores tokens; set teacher.name"
+            )
         scores = judge.score([view], ScoreRequest())[0]
         for entry, score in zip(tokens, scores.logprobs, strict=True):
             entry["teacher_logprob"] = round(score, 4)

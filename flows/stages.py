@@ -7,25 +7,26 @@ import importlib.metadata
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distill.checkpoint import (
     Progress,
+    drop_after,
     load_newest,
     prune,
     save_checkpoint,
     verify_manifest,
     write_manifest,
 )
-from distill.config import Config, Stage
-from distill.engines.hf import HFEngine
-from distill.errors import CheckpointError, DataError
+from distill.config import STAGE_PREFIX, Config, Stage
+from distill.errors import CheckpointError, CollapseError, DataError, DistillError
 from distill.models import pick_device, save_weights, weights_file
-from distill.protocols import RolloutEngine, Tracker
-from distill.rollout import collect, demonstrate
+from distill.monitor import Collapse, Monitor
+from distill.objectives.base import option_of
+from distill.protocols import Tracker
 from distill.rundir import (
     RunDir,
     digest_file,
@@ -35,25 +36,24 @@ from distill.rundir import (
     staged_dir,
     write_json,
 )
-from distill.sampler import TaskSampler
 from distill.segments import Segments
 from distill.step import Once, Parts, StepReport, just_run, on_policy_step
 from distill.tracking import FanOut, JsonlTracker, WandbTracker
-from distill.trainer import Trainer, TrainerOptions
-from distill.types import CheckpointRef, Rollout, Sampling, Task
+from distill.trainer import Trainer
 from flows import wiring
-from flows.night import FINAL, Night, Student, load_student
+from flows.building import build_parts, live_ref, trainer_options
+from flows.night import Night, Student, load_student
 
 logger = logging.getLogger(__name__)
 
+COLLAPSE = "collapse.json"
+"""Beside a stage's checkpoints: why it ended early, and where it went back to."""
 CACHE_FORMAT = 1
 """Part of every cache key: raise it when equal settings lead to other weights than before."""
 
 
 GENERATED = ("world", "gym")
 """Environments whose options say everything about their tasks."""
-CHECKED_TASKS = 20_000
-"""Up to this many prompts are measured before the first step, so that a night fails at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +66,10 @@ class StageResult:
     tokens: int
     seconds: float
     cached: bool = False
+    stopped: str | None = None
+    """Why the monitor ended it before its last step."""
+    warnings: tuple[str, ...] = ()
+    """What the monitor warned of."""
 
 
 def run_stage(night: Night, stage: Stage) -> StageResult:
@@ -102,14 +106,18 @@ def cache_key(night: Night, stage: Stage) -> str:
 
     own = night.config.for_stage(stage)
     config = own.to_dict()
-    chosen = ("model", "teacher", "view", "objective", "data", "sampling", "trainer")
+    chosen = (
+        *("model", "teacher", "view", "reference", "objective", "data"),
+        *("sampling", "correction", "trainer", "monitor"),
+    )
     inputs = {
         other.name: digest_file(weights_file(night.final(other.name)))
         for other in night.bootstrap_stages
-        if f"{wiring.STAGE}{other.name}" in str(config)
+        if f"{STAGE_PREFIX}{other.name}" in str(config)
     }
     parts = {name: config[name] for name in chosen}
     parts["model"] = {k: v for k, v in parts["model"].items() if k != "name"}
+    parts["monitor"] = {k: v for k, v in parts["monitor"].items() if k != "warn"}
     return digest_json(
         {
             "format": CACHE_FORMAT,
@@ -124,19 +132,19 @@ def cache_key(night: Night, stage: Stage) -> str:
 def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
     """What a name in the configuration stands for today: files, weights, libraries, a device."""
     found: dict[str, Any] = {}
-    local = own.teacher.options if own.teacher.name == "local" else {}
-    paths = {
-        "model": (own.model.path, own.model.revision),
-        "teacher": (str(local.get("path", "")), local.get("revision")),
+    named: dict[str, Mapping[str, Any]] = {
+        "model": {"path": own.model.path, "revision": own.model.revision}
     }
-    for role, (path, revision) in paths.items():
-        if path and not path.startswith(wiring.STAGE):
-            folder = night.locate(path, revision)
+    named |= _models_in("teacher", own.teacher.options)
+    named |= _models_in("reference", own.reference.options)
+    for role, options in named.items():
+        path, adapter = str(options.get("path", "")), str(options.get("adapter", ""))
+        if path and not path.startswith(STAGE_PREFIX):
+            folder = night.locate(path, options.get("revision"))
             files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
             found[role] = {file.name: digest_file(file) for file in files}
-    adapter = str(local.get("adapter", ""))
-    if adapter and not adapter.startswith(wiring.STAGE):
-        found["adapter"] = digest_file(weights_file(Path(adapter)))
+        if adapter and not adapter.startswith(STAGE_PREFIX):
+            found[f"{role}.adapter"] = digest_file(weights_file(Path(adapter)))
     if own.data.name not in GENERATED:
         found["tasks"] = digest_json(list(wiring.build_env(own).tasks("train")))
     first = _first_weights(night, stage)
@@ -148,6 +156,15 @@ def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
         found["engine"] = own.to_dict()["engine"]
     device = pick_device(own.model.device).type
     return found if device == "cpu" else {**found, "device": device}
+
+
+def _models_in(label: str, options: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Every table of options that names a model, teachers inside teachers included."""
+    found = {label: options}
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            found |= _models_in(f"{label}.{key}", value)
+    return found
 
 
 def _from_cache(night: Night, stage: Stage, kept: Path) -> StageResult:
@@ -168,8 +185,37 @@ def _from_cache(night: Night, stage: Stage, kept: Path) -> StageResult:
 
 
 def _train(night: Night, stage: Stage) -> StageResult:
+    """Train to the last step or, where the monitor finds a collapse, to the last healthy one.
+
+    A collapse is recorded first, so that a stage that is killed on the way back goes back as well.
+    """
+    record = night.run.stage_dir(stage.name) / COLLAPSE
+    done: StageResult | Collapse | None = None
+    if not record.exists():
+        done = _attempt(night, stage)
+        if isinstance(done, Collapse):
+            write_json(record, done)
+    if not isinstance(done, StageResult):
+        back = from_json(Collapse, read_json(record), where=str(record))
+        if back.action == "stop":  # else the error says it
+            logger.warning("%s", back.text)
+        done = _attempt(night, stage, back, announce=done is None)
+    assert isinstance(done, StageResult), "nothing is watched on the way back"
+    return done
+
+
+def _attempt(
+    night: Night, stage: Stage, back: Collapse | None = None, *, announce: bool = True
+) -> StageResult | Collapse:
+    """Train from the newest checkpoint on; with `back`, only up to its last healthy step.
+
+    The steps before a collapse are repeated from the stored rollouts: where a stage ends depends
+    on what happened, never on when a checkpoint happened to be due.
+    """
     config = night.config.for_stage(stage)
     folder = night.run.stage_dir(stage.name)
+    if back is not None:
+        drop_after(folder, back.healthy_step)
     student = load_student(night, config, _first_weights(night, stage))
     trainer = Trainer(student.policy, trainer_options(config))
     # Before the checkpoint is loaded: a self-teacher of full weights copies the first ones.
@@ -177,29 +223,57 @@ def _train(night: Night, stage: Stage) -> StageResult:
     progress = load_newest(folder, student.policy, trainer)
     tracker = open_tracker(night.run, config, stage.name)
     segments = Segments(folder, progress.step + 1) if stage.kind == "on_policy" else None
-    loop = _Loop(night=night, stage=stage, config=config, student=student, parts=parts)
+    loop = _Loop(night=night, stage=stage, config=config, student=student, parts=parts, back=back)
     try:
-        night.progress.stage_started(stage.name, config.trainer.steps)
-        progress = loop.run(progress, segments, tracker)
+        if announce:
+            night.progress.stage_started(stage.name, loop.last)
+        progress, collapse = loop.run(progress, segments, tracker)
     finally:
         tracker.close()
         if segments is not None:
             segments.close()
         if parts.engine is not None:
             parts.engine.close()
+    if collapse is not None:
+        return collapse
+    if back is not None and back.action == "fail":
+        raise _failure(back, loop.save(progress))
+    return _finish(loop, progress)
+
+
+def _finish(loop: _Loop, progress: Progress) -> StageResult:
+    """Write the finished weights of a stage and what they are."""
+    night, stage, student, back = loop.night, loop.stage, loop.student, loop.back
+    if not progress.tokens and back is None:
+        raise DistillError(
+            f"stage {stage.name} trained on no token in {progress.step} steps: every reply failed "
+            "or had no view; look at num_dropped in metrics.jsonl"
+        )
+    told = back.warnings if back else loop.monitor.warnings(progress.monitor, progress.step)
     result = StageResult(
         name=stage.name,
-        objective=config.objective.name,
+        objective=loop.parts.objective.name,
         steps=progress.step,
         tokens=progress.tokens,
         seconds=progress.seconds,
+        stopped=f"{back.text}; it ended with the weights of step {progress.step}" if back else None,
+        warnings=told,
     )
-    with staged_dir(folder / FINAL) as partial:
+    with staged_dir(night.final(stage.name)) as partial:
         save_weights(student.policy, student.chat.tokenizer, partial)
         write_json(partial / "stage.json", result)
         write_manifest(partial)
-    night.progress.stage_done(stage.name, result.seconds)
+    note = f"stopped after step {progress.step} of {loop.config.trainer.steps}" if back else ""
+    night.progress.stage_done(stage.name, result.seconds, note)
     return result
+
+
+def _failure(back: Collapse, kept: Path) -> CollapseError:
+    return CollapseError(
+        f"{back.text}; the weights of step {back.healthy_step}, the last before it, are kept in "
+        f"{kept}; start a new run with a lower trainer.lr, or with monitor.on_abort=stop to go on "
+        "from those weights; monitor.mode=warn only warns. A resume ends here again"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,57 +285,69 @@ class _Loop:
     config: Config
     student: Student
     parts: Parts
+    back: Collapse | None = None
+    """Set when the steps before a collapse are repeated."""
 
-    def run(self, at: Progress, segments: Segments | None, tracker: Tracker) -> Progress:
+    @property
+    def last(self) -> int:
+        return self.back.healthy_step if self.back else self.config.trainer.steps
+
+    @property
+    def monitor(self) -> Monitor:
+        guarded = bool(option_of(self.parts.objective, "guarded", False))
+        return Monitor(options=self.config.monitor, stage=self.stage.name, guarded=guarded)
+
+    def run(
+        self, at: Progress, segments: Segments | None, tracker: Tracker
+    ) -> tuple[Progress, Collapse | None]:
         folder = self.night.run.stage_dir(self.stage.name)
         if self.parts.engine is not None:
-            self.parts.engine.load(self._live(at.step))
+            self.parts.engine.load(live_ref(self.student, at.step))
         saved, saved_at, before = at.step, time.monotonic(), at.seconds
-        began = saved_at
-        while at.step < self.config.trainer.steps:
+        began, monitor = saved_at, self.monitor
+        while at.step < self.last:
             step = at.step + 1
             once: Once = segments.at(step) if segments is not None else just_run
             report = on_policy_step(self.parts, step, once)
+            row = metrics_row(report, self.parts.objective.name)
+            found = monitor.watch(step, row, at.monitor)
             at = Progress(
                 step=step,
                 policy_version=step,
                 tokens=at.tokens + report.update.num_tokens,
                 seconds=before + time.monotonic() - began,
+                monitor=found.state,
             )
-            row = metrics_row(report, self.config.objective.name)
             tracker.log(row | {"seconds": at.seconds}, step)
             self.night.progress.step(self.stage.name, step, row)
-            last = step == self.config.trainer.steps
-            if not last and self._due(step - saved, time.monotonic() - saved_at):
+            if self.back is None:
+                for text in found.warnings:
+                    logger.warning("%s", text)
+                if found.collapse is not None:
+                    if segments is not None:
+                        segments.sync()
+                    return at, found.collapse
+            if step < self.last and self._due(step - saved, time.monotonic() - saved_at):
                 if segments is not None:
                     segments.sync()
-                save_checkpoint(
-                    folder, self.student.policy, self.parts.trainer, self.student.chat.tokenizer, at
-                )
-                prune(folder, self.config.checkpoint.keep)
+                self.save(at)
+                if not found.is_suspect:
+                    # The newest weights have not been seen at work yet: one before them stays.
+                    least = 2 if monitor.can_abort else 1
+                    prune(folder, max(least, self.config.checkpoint.keep))
                 saved, saved_at = step, time.monotonic()
         if segments is not None:
             segments.sync()
-        return at
+        return at, None
+
+    def save(self, at: Progress) -> Path:
+        """Write the checkpoint of a step."""
+        folder, chat = self.night.run.stage_dir(self.stage.name), self.student.chat
+        return save_checkpoint(folder, self.student.policy, self.parts.trainer, chat.tokenizer, at)
 
     def _due(self, steps: int, seconds: float) -> bool:
         rule = self.config.checkpoint
         return steps >= rule.every_steps or seconds >= rule.every_seconds
-
-    def _live(self, step: int) -> CheckpointRef:
-        return live_ref(self.student, step)
-
-
-def live_ref(student: Student, step: int) -> CheckpointRef:
-    """Names the weights in memory, for engines that share them."""
-    return CheckpointRef(
-        path=Path("live"),
-        step=step,
-        policy_version=step,
-        base=student.policy.base,
-        kind=student.policy.kind,
-        digest="live",
-    )
 
 
 def _first_weights(night: Night, stage: Stage) -> Path | None:
@@ -271,90 +357,6 @@ def _first_weights(night: Night, stage: Stage) -> Path | None:
     names = [s.name for s in night.student_stages]
     position = names.index(stage.name)
     return night.final(names[position - 1]) if position else night.start
-
-
-def trainer_options(config: Config) -> TrainerOptions:
-    trainer = config.trainer
-    return TrainerOptions(
-        num_steps=trainer.steps,
-        lr=trainer.lr,
-        betas=(trainer.betas[0], trainer.betas[1]),
-        weight_decay=trainer.weight_decay,
-        warmup_steps=trainer.warmup_steps,
-        schedule=trainer.schedule,
-        min_lr_ratio=trainer.min_lr_ratio,
-        grad_clip=trainer.grad_clip,
-        micro_batch_tokens=trainer.micro_batch_tokens,
-        epochs=trainer.epochs,
-        minibatches=trainer.minibatches,
-    )
-
-
-def build_engine(config: Config, student: Student) -> RolloutEngine:
-    options = wiring.engine_options(config)
-    return HFEngine(student.policy, pad_id=student.chat.pad_id, max_batch=options.max_batch)
-
-
-def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) -> Parts:
-    """Everything one step of the stage needs."""
-    config = night.config.for_stage(stage)
-    env = wiring.build_env(config)
-    key = night.key(stage.name)
-    tasks = env.tasks("train")
-    if len(tasks) <= CHECKED_TASKS:
-        student.chat.prompts([t.prompt for t in tasks])  # raises for one that does not fit
-    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=key)
-    shared: dict[str, Any] = {
-        "policy": student.policy,
-        "objective": wiring.build_objective(config),
-        "trainer": trainer,
-        "stage": stage.name,
-        "num_steps": config.trainer.steps,
-        "seed": config.run.seed,
-        "pad_id": student.chat.pad_id,
-        "max_error_share": config.run.max_error_share,
-    }
-    if stage.kind == "sft":
-
-        def worked(tasks: Sequence[Task], step: int) -> list[Rollout]:
-            return demonstrate(tasks, student.chat, key=f"{key}/{step}")
-
-        return Parts(tasks=sampler, rows=worked, **shared)
-    current: dict[str, Task] = {}
-    engine = build_engine(config, student)
-    sampling = sampling_of(config)
-
-    def act(tasks: Sequence[Task], step: int) -> list[Rollout]:
-        return collect(tasks, env, engine, student.chat, sampling, key=f"{key}/{step}")
-
-    def tasks_of(step: int) -> list[Task]:
-        chosen = sampler(step)
-        current.clear()
-        current.update({t.id: t for t in chosen})
-        return chosen
-
-    teacher = wiring.build_teacher(config, student.policy, student.chat, night.locate)
-    view = wiring.build_view(config, student.chat, current.__getitem__) if teacher else None
-    return Parts(
-        tasks=tasks_of,
-        rows=act,
-        engine=engine,
-        publish=lambda step: live_ref(student, step),
-        teacher=teacher,
-        view=view,
-        **shared,
-    )
-
-
-def sampling_of(config: Config) -> Sampling:
-    sampling = config.sampling
-    return Sampling(
-        num_samples=sampling.num_samples,
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-    )
 
 
 def metrics_row(report: StepReport, objective: str) -> dict[str, float]:
@@ -370,9 +372,10 @@ def metrics_row(report: StepReport, objective: str) -> dict[str, float]:
         **report.sampled,
         **update.metrics,
     }
-    for name in (f"{objective}/divergence", f"{objective}/reverse_kl"):
-        if name in row:
-            row["kl/mean"] = row[name]
+    for part in objective.split("+"):
+        for name in (f"{part}/divergence", f"{part}/reverse_kl"):
+            if name in row:
+                row.setdefault("kl/mean", row[name])
     return row
 
 

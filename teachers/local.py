@@ -1,36 +1,38 @@
-"""A frozen Hugging Face model in this process, or another role of the student's own model."""
+"""Teachers in this process: a frozen Hugging Face model, or a role of the student's own model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distill.divergence import Distribution, HiddenDistribution
-from distill.errors import TeacherError
+from distill.distributions import HiddenDistribution
+from distill.divergence import Distribution
 from distill.policy import STUDENT, Policy
 from distill.types import ScoreRequest, Scores, TeacherView
 
+EVERYTHING = frozenset({"logprobs", "entropy", "candidates", "own_top_k", "distribution"})
+
 
 class LocalTeacher:
-    """Scores with a role of a policy: `student` of a frozen model, or `adapter:NAME`.
+    """Scores with a role of a policy: `student` of a frozen model, `base`, `ema`, `adapter:NAME`.
 
     Full distributions are kept as hidden states [N, d]; the head is applied chunk by chunk.
+    `num_ids` cuts them to the ids that student and teacher share, where widths differ by padding.
     """
 
-    capabilities = frozenset({"logprobs", "entropy", "distribution"})
+    capabilities = EVERYTHING
 
-    def __init__(self, policy: Policy, *, name: str, role: str = STUDENT) -> None:
+    def __init__(
+        self, policy: Policy, *, name: str, role: str = STUDENT, num_ids: int | None = None
+    ) -> None:
         self.policy = policy
         self.name = name
         self.role = role
+        self.num_ids = num_ids
 
     def score(self, views: Sequence[TeacherView], want: ScoreRequest) -> list[Scores]:
-        if want.candidates or want.candidate_ids is not None:
-            raise TeacherError(
-                f"the teacher {self.name} offers {', '.join(sorted(self.capabilities))}, "
-                "but candidates were asked for"
-            )
-        return self.policy.score(views, self.role, entropy=want.entropy)
+        return self.policy.score(views, self.role, want)
 
     def distribution(self, views: Sequence[TeacherView]) -> Distribution:
         hidden, _ = self.policy.hidden(views, self.role)
-        return HiddenDistribution(hidden=hidden, head=self.policy.head(self.role))
+        head = self.policy.head(self.role)
+        return HiddenDistribution(hidden=hidden, head=head, num_ids=self.num_ids)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from distill.batch import Batch, TokenScores
-from distill.divergence import divergence
+from distill.divergence import Divergence, divergence
 from distill.models import build_model, char_tokenizer
 from distill.objectives.base import Objective, PolicyView
 from distill.policy import Policy
@@ -62,8 +62,9 @@ def make_rollout(
     return Rollout(**(values | changes))
 
 
-def random_rollouts(count: int = 6, seed: int = 0) -> list[Rollout]:
-    """Rows of different lengths over the alphabet, with rewards."""
+def random_rollouts(count: int = 6, seed: int = 0, *, worked: bool = False) -> list[Rollout]:
+    """Rows of different lengths over the alphabet, with rewards: replies of the student, or
+    worked solutions."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(low: int, high: int) -> list[int]:
@@ -76,7 +77,8 @@ def random_rollouts(count: int = 6, seed: int = 0) -> list[Rollout]:
             [*ids(1, 9), 1],
             name=f"t{i // 2}",
             traj_id=f"t{i}",
-            reward=float(i % 2),
+            reward=None if worked else float(i % 2),
+            policy_version=-1 if worked else 0,
         )
         for i in range(count)
     ]
@@ -106,6 +108,9 @@ def logits_batch(
         "row_step": torch.zeros_like(number),
         "row_domain": torch.zeros_like(number),
         "row_offset": number * width,
+        "row_viewed": torch.ones(rows, dtype=torch.bool),
+        "row_sampled": torch.ones(rows, dtype=torch.bool),
+        "row_ended": torch.zeros(rows, dtype=torch.bool),
         "domains": ("d",),
         "targets": targets,
     }
@@ -113,30 +118,62 @@ def logits_batch(
 
 
 def logits_view(
-    student_logits: Tensor, batch: Batch, objective: Objective, teacher_logits: Tensor | None = None
+    student_logits: Tensor,
+    batch: Batch,
+    objective: Objective,
+    teacher_logits: Tensor | Mapping[str, Tensor] | None = None,
 ) -> PolicyView:
-    """What a policy with these logits answers to the objective's plan: [B, C, V] -> PolicyView."""
+    """What a policy with these logits answers to the objective's plan: [B, C, V] -> PolicyView.
+
+    `teacher_logits` are those of the role `teacher`, or of several roles by name.
+    """
+    plan = objective.plan()
+    roles = teacher_logits if isinstance(teacher_logits, Mapping) else {"teacher": teacher_logits}
     log_probs = torch.log_softmax(student_logits, -1)
+    rows, width, vocab = log_probs.shape
     chosen = log_probs.gather(-1, batch.input_ids[:, 1:, None])[..., 0]
     values = {}
-    for spec in objective.plan().divergences:
-        assert teacher_logits is not None
-        per_token = divergence(log_probs, torch.log_softmax(teacher_logits, -1), spec)
-        values[spec.name] = _with_prompt(per_token)
-    return PolicyView(logprobs=_with_prompt(chosen), divergences=values)
+    for spec in plan.divergences:
+        theirs = roles[spec.target]
+        assert theirs is not None
+        found = divergence(
+            log_probs.reshape(-1, vocab), torch.log_softmax(theirs, -1).reshape(-1, vocab), spec
+        )
+        values[spec.name] = Divergence(
+            per_token=_with_prompt(found.per_token.view(rows, width)),
+            stats=_with_prompt(found.stats.view(rows, width, 3)),
+        )
+    candidates = None
+    if plan.candidates:
+        target = batch.targets[plan.candidates]
+        assert isinstance(target, TokenScores)
+        assert target.candidate_ids is not None
+        candidates = _with_prompt(log_probs.gather(-1, target.candidate_ids[:, 1:]))
+    return PolicyView(
+        logprobs=_with_prompt(chosen), candidate_logprobs=candidates, divergences=values
+    )
 
 
 def objective_loss(
-    objective: Objective, student_logits: Tensor, batch: Batch, teacher_logits: Tensor | None = None
+    objective: Objective,
+    student_logits: Tensor,
+    batch: Batch,
+    teacher_logits: Tensor | Mapping[str, Tensor] | None = None,
+    info: StepInfo = INFO,
 ) -> Tensor:
     """The scalar that the trainer would backpropagate for one batch."""
-    batch, _ = objective.prepare(batch, INFO, {})
+    batch, _ = objective.prepare(batch, info, {})
     terms = objective(logits_view(student_logits, batch, objective, teacher_logits), batch)
     rows = float(batch.completion_mask.any(1).sum())
     sums = {name: float(w.sum()) for name, w in batch.weights.items()}
     totals = {"tokens": float(batch.num_tokens), "rows": rows, "const": 1.0}
-    return sum_terms(terms, lambda name, kind: totals.get(kind, sums[name]))
+
+    def total(name: str, kind: str) -> float:
+        return (totals[kind] if kind in totals else sums[name]) or 1.0
+
+    return sum_terms(terms, total, batch.correction)
 
 
 def _with_prompt(values: Tensor) -> Tensor:
-    return torch.cat([values.new_zeros(values.shape[0], 1), values], 1)
+    """A leading prompt position of zeros: [B, C, ...] -> [B, 1 + C, ...]."""
+    return torch.cat([torch.zeros_like(values[:, :1]), values], 1)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distill.body import backbone
 from distill.engines.sampling import check, draw, uniforms
 from distill.errors import EngineError
-from distill.policy import STUDENT, Policy, backbone
+from distill.policy import STUDENT, Policy
 from distill.types import CheckpointRef, Completion, Sampling, StopReason
 
 RETIRE_SHARE = 0.25

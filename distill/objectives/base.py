@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from distill.batch import Batch, TokenScores
-from distill.divergence import DivergenceSpec
+from distill.divergence import Divergence, DivergenceSpec
 from distill.errors import AlignmentError, ConfigError
 from distill.types import StepInfo
 
@@ -33,7 +33,7 @@ AGGREGATES: tuple[Aggregate, ...] = (
     "constant",
 )
 Denominator = Literal["tokens", "weights", "rows", "const"]
-Reduce = Literal["mean", "sum", "min", "max"]
+Reduce = Literal["mean", "sum", "min", "max", "quantiles"]
 State = Mapping[str, Any]
 
 
@@ -42,7 +42,19 @@ class ForwardPlan:
     """What the policy's forward pass returns besides the log-probabilities of the tokens."""
 
     entropy: bool = False
+    candidates: str = ""
+    """Role whose candidate ids the student is to be read at; empty = none."""
     divergences: tuple[DivergenceSpec, ...] = ()
+
+    def __add__(self, other: ForwardPlan) -> ForwardPlan:
+        """What serves both. AlignmentError when they need candidates of different roles."""
+        if self.candidates and other.candidates and self.candidates != other.candidates:
+            raise AlignmentError("two terms need candidates of different roles in one pass")
+        return ForwardPlan(
+            entropy=self.entropy or other.entropy,
+            candidates=self.candidates or other.candidates,
+            divergences=self.divergences + other.divergences,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +63,8 @@ class PolicyView:
 
     logprobs: Tensor  # [B, T]
     entropy: Tensor | None = None  # [B, T]
-    divergences: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, T]
+    candidate_logprobs: Tensor | None = None  # [B, T, K]
+    divergences: Mapping[str, Divergence] = field(default_factory=dict)  # per_token [B, T]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +94,41 @@ class Term:
 
 @runtime_checkable
 class Objective(Protocol):
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[str]]
+    """`needs` names what a step must bring along:
+
+    teacher.logprobs, teacher.entropy           one number per trained token
+    teacher.candidates, teacher.own_top_k       the teacher at the student's ids; at its own
+    teacher.distribution                        full next-token distributions
+    reference.logprobs, reference.distribution  the same of a frozen reference
+    student.logprobs, .entropy, .candidates     the student before the update
+    rewards, groups                             a reward per rollout; several rollouts per prompt
+    text                                        continuations by a teacher that only writes
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> frozenset[str]: ...
 
     def plan(self) -> ForwardPlan: ...
 
     def prepare(self, batch: Batch, step: StepInfo, state: State) -> tuple[Batch, State]: ...
 
     def __call__(self, policy: PolicyView, batch: Batch) -> tuple[Term, ...]: ...
+
+
+def asks_teacher(objective: Objective, step: StepInfo) -> bool:
+    """Whether this step uses the teacher. An objective may have `teacher_active(step)`, so that
+    nobody scores what a schedule multiplies by zero."""
+    active = getattr(objective, "teacher_active", None)
+    return True if active is None else bool(active(step))
+
+
+def option_of(objective: Objective, name: str, default: Any) -> Any:
+    """An option that concerns the whole step, such as k; of a sum, the first part's that has it."""
+    parts = [part for part, _ in getattr(objective, "parts", ((objective, 1.0),))]
+    return next((getattr(part, name) for part in parts if hasattr(part, name)), default)
 
 
 def present(value: Tensor | None, name: str) -> Tensor:
@@ -107,15 +147,28 @@ def target_scores(batch: Batch, role: str) -> TokenScores:
     return target
 
 
-def with_weights(batch: Batch, name: str, aggregate: Aggregate) -> Batch:
+def with_weights(
+    batch: Batch,
+    name: str,
+    aggregate: Aggregate,
+    *,
+    skip: int = 0,
+    rows: Literal["sampled", "worked", "all"] = "sampled",
+) -> Batch:
     """Fill `batch.weights[name]` so that sum(weights) is the aggregate's own denominator.
 
     token       every trained token of the step counts the same
     sequence    every row counts the same, its tokens share the row's weight
     trajectory  every trajectory counts the same (several rows may belong to one)
     sequence_sum and constant keep weight 1: the sum is divided by the rows, or by nothing.
+    `skip` leaves out the first trained tokens of each row. `rows` says which count: those that the
+    student wrote, worked solutions, or all; a student never imitates its own words.
     """
     mask = batch.completion_mask
+    if skip:
+        mask = mask & (mask.cumsum(1) > skip)
+    if rows != "all":
+        mask = mask & (batch.row_sampled == (rows == "sampled"))[:, None]
     weights = mask.float()
     if aggregate == "sequence":
         weights = weights / mask.sum(1, keepdim=True).clamp(min=1)
@@ -136,14 +189,95 @@ def denominator_of(aggregate: Aggregate) -> Denominator:
     return "const" if aggregate == "constant" else "weights"
 
 
+def student_side(policy: PolicyView, batch: Batch) -> Tensor:
+    """The student's log-probabilities before the update, detached: [B, T].
+
+    With one update per batch that is the live pass; with several, what was scored before.
+    """
+    behaviour = batch.behaviour_logprobs
+    return (policy.logprobs if behaviour is None else behaviour).detach()
+
+
 def importance_ratio(logprobs: Tensor, behaviour: Tensor | None) -> Tensor:
-    """exp(S - S_behaviour); without a behaviour the ratio is 1 with the gradient of S."""
-    reference = logprobs.detach() if behaviour is None else behaviour
-    return torch.exp(logprobs - reference)
+    """exp(S - S_behaviour), exponent within [-20, 20]; without a behaviour the ratio is 1 with the
+    gradient of S."""
+    reference = (logprobs if behaviour is None else behaviour).detach()
+    return torch.exp((logprobs - reference).clamp(-20.0, 20.0))
 
 
-def clipped_surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """PPO: max(-A r, -A clip(r, 1 - low, 1 + high)) per token (arXiv 1707.06347)."""
-    advantages = advantages.detach()
-    clipped = ratio.clamp(1.0 - low, 1.0 + high)
-    return torch.maximum(-advantages * ratio, -advantages * clipped)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clip:
+    """PPO bounds (arXiv 1707.06347): the ratio is held within [1 - low, 1 + high]; with `dual` > 1
+    a negative advantage costs at most dual * |A|, and 0 turns that bound off."""
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low < 1.0 or self.high < 0.0:
+            raise ConfigError(
+                "objective.clip_low must be within [0, 1) and clip_high not negative, "
+                f"got {self.low} and {self.high}"
+            )
+        if self.dual and self.dual <= 1.0:
+            raise ConfigError(f"objective.clip_dual must exceed 1, or be 0, got {self.dual}")
+
+    def surrogate(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """max(-A r, -A clip(r)) per token; A is detached."""
+        advantages = advantages.detach()
+        clipped = ratio.clamp(1.0 - self.low, 1.0 + self.high)
+        loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+        if not self.dual:
+            return loss
+        return torch.where(advantages < 0, torch.minimum(loss, -advantages * self.dual), loss)
+
+    def outside(self, ratio: Tensor) -> Tensor:
+        """1 where the ratio left the bounds: a metric."""
+        return ((ratio < 1.0 - self.low) | (ratio > 1.0 + self.high)).float()
+
+
+def advantage_metrics(advantages: Tensor, weights: Tensor) -> dict[str, Metric]:
+    """What every advantage is watched by."""
+    return {
+        "advantage": Metric(values=advantages, weights=weights),
+        "advantage_at": Metric(values=advantages, weights=weights, reduce="quantiles"),
+        "advantage_max": Metric(values=advantages.abs(), weights=weights, reduce="max"),
+        "positive_share": Metric(values=(advantages > 0).float(), weights=weights),
+    }
+
+
+def divergence_metrics(
+    found: Divergence, weights: Tensor, spec: DivergenceSpec
+) -> dict[str, Metric]:
+    """Value of a divergence; mass on its support and share of clipped entries where it has them."""
+    value = found.per_token.detach()
+    metrics = {
+        "divergence": Metric(values=value, weights=weights),
+        "negative_share": Metric(values=(value < -1e-6).float(), weights=weights),
+    }
+    if spec.support == "top_k":
+        metrics["student_mass"] = Metric(values=found.student_mass, weights=weights)
+        metrics["teacher_mass"] = Metric(values=found.teacher_mass, weights=weights)
+    if spec.entry_clip:
+        metrics["clipped_share"] = Metric(values=found.clipped_share, weights=weights)
+    return metrics
+
+
+def own_rewards(batch: Batch, name: str) -> tuple[Tensor, Tensor]:
+    """Rewards [B] and group numbers [B] of a group method.
+
+    A failed episode has neither tokens nor a reward, a worked solution has no reward: both are
+    taken out of their groups. Raises ConfigError when any other rollout has no reward.
+    """
+    has_tokens = batch.completion_mask.any(1) & batch.row_sampled
+    unrewarded = int((batch.rewards.isnan() & has_tokens).sum())
+    if unrewarded:
+        raise ConfigError(f"{name} needs a reward for every rollout, {unrewarded} have none")
+    groups = batch.row_group.masked_fill(~has_tokens, -1)
+    return batch.rewards.masked_fill(~has_tokens, 0.0), groups
+
+
+def spread(rows: Tensor, batch: Batch) -> Tensor:
+    """One value per row at each of its trained tokens: [B] -> [B, T] float32."""
+    return batch.completion_mask.float() * rows[:, None]

@@ -1,9 +1,13 @@
-"""Group-relative policy optimisation, plain form (GRPO, arXiv 2402.03300).
+"""Group-relative policy optimisation (GRPO, arXiv 2402.03300) and two of its relatives.
 
     A = (r - mean of its group) / (std of its group + eps), the same for all tokens of a row
     per_token = max(-A r_t, -A clip(r_t, 1 - clip_low, 1 + clip_high)),  r_t = exp(S_t - S_old_t)
+              + kl_coefficient * k3(S_t, R_t), against a frozen reference R
 
-A group whose rewards are all equal gets advantage 0. No KL term.
+A group whose rewards are all equal gets advantage 0, and so does one that shrank to a single row.
+`dr_grpo` (arXiv 2503.20783) divides by neither the spread of the group nor the length of the row;
+`dapo` (arXiv 2503.14476) clips higher upward, averages over tokens, draws new prompts in place of
+groups without a spread, and lets the reward fall over the last tokens before the limit.
 """
 
 from __future__ import annotations
@@ -11,20 +15,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from distill.advantages import group_center, group_zscore
+from torch import Tensor
+
+from distill.advantages import group_center, group_zscore, overlong_penalty
 from distill.batch import Batch
+from distill.divergence import k3
 from distill.errors import ConfigError
 from distill.objectives.base import (
     Aggregate,
+    Clip,
     ForwardPlan,
     Metric,
     PolicyView,
     State,
     Term,
-    clipped_surrogate,
     denominator_of,
     importance_ratio,
-    present,
+    own_rewards,
+    spread,
+    target_scores,
     with_weights,
 )
 from distill.types import StepInfo
@@ -33,9 +42,9 @@ from distill.types import StepInfo
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRPO:
     name: ClassVar[str] = "grpo"
-    needs: ClassVar[frozenset[str]] = frozenset({"rewards", "groups"})
+    corrects: ClassVar[str | None] = "behaviour to current"
     paper: ClassVar[str] = "2402.03300"
-    formula: ClassVar[str] = "max(-A r, -A clip(r)), A = z-score of the reward in its group"
+    formula: ClassVar[str] = "max(-A r, -A clip(r)) + c k3, A = z-score of the reward in its group"
 
     group: Literal["zscore", "center"] = "zscore"
     """How a reward becomes an advantage within its group."""
@@ -49,6 +58,21 @@ class GRPO:
     clip_high: float = 0.2
     """Upper PPO bound: the ratio is clipped at 1 + clip_high."""
 
+    clip_dual: float = 0.0
+    """A negative advantage costs at most clip_dual * |A| per token (3 is usual); 0 = no bound."""
+
+    kl_coefficient: float = 0.0
+    """Weight of k3 to the reference; above 0 a [reference] is needed."""
+
+    overlong_length: int = 0
+    """Tokens of a reply at which the length penalty reaches -1; 0 = no penalty."""
+
+    overlong_cache: int = 0
+    """Tokens before overlong_length over which the penalty grows from 0."""
+
+    refill_rounds: int = 0
+    """How often a step may draw new prompts for groups whose rewards are all equal."""
+
     aggregate: Aggregate = "sequence"
     """What the loss is a mean over: token, sequence, sequence_sum, trajectory or constant."""
 
@@ -57,45 +81,107 @@ class GRPO:
             raise ConfigError(f"objective.group must be zscore or center, got {self.group!r}")
         if self.ddof not in (0, 1):
             raise ConfigError(f"objective.ddof must be 0 or 1, got {self.ddof}")
-        if not 0.0 <= self.clip_low < 1.0 or self.clip_high < 0.0:
+        if self.kl_coefficient < 0 or self.refill_rounds < 0:
             raise ConfigError(
-                "objective.clip_low must be within [0, 1) and clip_high not negative, "
-                f"got {self.clip_low} and {self.clip_high}"
+                "objective.kl_coefficient and refill_rounds must not be negative, got "
+                f"{self.kl_coefficient} and {self.refill_rounds}"
             )
+        if not 0 <= self.overlong_cache <= self.overlong_length:
+            raise ConfigError(
+                "objective.overlong_cache must be within [0, overlong_length], got "
+                f"{self.overlong_cache} and {self.overlong_length}"
+            )
+        self._clip()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        extra = {"reference.logprobs"} if self.kl_coefficient else set()
+        return frozenset({"rewards", "groups", *extra})
+
+    def _clip(self) -> Clip:
+        return Clip(low=self.clip_low, high=self.clip_high, dual=self.clip_dual)
 
     def plan(self) -> ForwardPlan:
         return ForwardPlan(entropy=True)
 
     def prepare(self, batch: Batch, step: StepInfo, state: State) -> tuple[Batch, State]:
-        has_tokens = batch.completion_mask.any(1)
-        unrewarded = int((batch.rewards.isnan() & has_tokens).sum())
-        if unrewarded:
-            raise ConfigError(f"grpo needs a reward for every rollout, {unrewarded} have none")
-        # A failed episode has neither tokens nor a reward: it must not shift its group's mean.
-        groups = batch.row_group.masked_fill(~has_tokens, -1)
-        rewards = batch.rewards.masked_fill(~has_tokens, 0.0)
-        if self.group == "zscore":
-            advantages = group_zscore(rewards, groups, ddof=self.ddof)
-        else:
-            advantages = group_center(rewards, groups)
-        spread = batch.completion_mask.float() * advantages[:, None]
-        batch = replace(batch, advantages=spread)
-        return with_weights(batch, self.name, self.aggregate), state
+        rewards, groups = own_rewards(batch, self.name)
+        if self.overlong_length:
+            lengths = batch.completion_mask.sum(1)
+            rewards = rewards + overlong_penalty(lengths, self.overlong_length, self.overlong_cache)
+        advantages = group_advantage(rewards, groups, self.group, self.ddof)
+        signals = {**batch.signals, self.name: spread(advantages, batch)}
+        batch = with_weights(replace(batch, signals=signals), self.name, self.aggregate)
+        if self.kl_coefficient:
+            batch = with_weights(batch, f"{self.name}.kl", self.aggregate)
+        return batch, state
 
     def __call__(self, policy: PolicyView, batch: Batch) -> tuple[Term, ...]:
-        advantages = present(batch.advantages, "advantages")
+        advantages = batch.signals[self.name]
         weights = batch.weights[self.name]
         ratio = importance_ratio(policy.logprobs, batch.behaviour_logprobs)
-        outside = (ratio < 1.0 - self.clip_low) | (ratio > 1.0 + self.clip_high)
-        return (
+        clip = self._clip()
+        terms = [
             Term(
                 name=self.name,
-                per_token=clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high),
+                per_token=clip.surrogate(ratio, advantages),
                 weights=weights,
                 denominator=denominator_of(self.aggregate),
                 metrics={
-                    "clipped_share": Metric(values=outside.float(), weights=weights),
+                    "clipped_share": Metric(values=clip.outside(ratio), weights=weights),
                     "moving_share": Metric(values=(advantages != 0).float(), weights=weights),
                 },
-            ),
-        )
+            )
+        ]
+        if self.kl_coefficient:
+            name = f"{self.name}.kl"
+            value = k3(policy.logprobs, target_scores(batch, "reference").logprobs.detach())
+            terms.append(
+                Term(
+                    name=name,
+                    per_token=value,
+                    weights=batch.weights[name],
+                    denominator=denominator_of(self.aggregate),
+                    coefficient=self.kl_coefficient,
+                    metrics={"k3": Metric(values=value.detach(), weights=weights)},
+                )
+            )
+        return tuple(terms)
+
+
+def group_advantage(
+    rewards: Tensor, groups: Tensor, how: Literal["zscore", "center"], ddof: int
+) -> Tensor:
+    """[B] rewards and group numbers -> [B] advantages; exactly 0 in groups without a spread."""
+    if how == "zscore":
+        return group_zscore(rewards, groups, ddof=ddof)
+    return group_center(rewards, groups)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrGRPO(GRPO):
+    name: ClassVar[str] = "dr_grpo"
+    paper: ClassVar[str] = "2503.20783"
+    formula: ClassVar[str] = "max(-A r, -A clip(r)), A = reward - mean of its group"
+
+    group: Literal["zscore", "center"] = "center"
+    """How a reward becomes an advantage within its group."""
+
+    aggregate: Aggregate = "sequence_sum"
+    """What the loss is a mean over: token, sequence, sequence_sum, trajectory or constant."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DAPO(GRPO):
+    name: ClassVar[str] = "dapo"
+    paper: ClassVar[str] = "2503.14476"
+    formula: ClassVar[str] = "max(-A r, -A clip(r, 1 - 0.2, 1 + 0.28)), refilled groups"
+
+    clip_high: float = 0.28
+    """Upper PPO bound: the ratio is clipped at 1 + clip_high."""
+
+    refill_rounds: int = 2
+    """How often a step may draw new prompts for groups whose rewards are all equal."""
+
+    aggregate: Aggregate = "token"
+    """What the loss is a mean over: token, sequence, sequence_sum, trajectory or constant."""

@@ -1,6 +1,8 @@
 """Supervised fine-tuning: maximum likelihood of the trained tokens.
 
 per_token = -log pi(y_t | s_t)
+
+Only worked solutions count: beside other terms it never makes the student repeat itself.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from distill.types import StepInfo
 class SFT:
     name: ClassVar[str] = "sft"
     needs: ClassVar[frozenset[str]] = frozenset()
+    corrects: ClassVar[str | None] = None
     paper: ClassVar[str] = "-"
     formula: ClassVar[str] = "-S"
 
@@ -35,7 +38,7 @@ class SFT:
         return ForwardPlan()
 
     def prepare(self, batch: Batch, step: StepInfo, state: State) -> tuple[Batch, State]:
-        return with_weights(batch, self.name, self.aggregate), state
+        return with_weights(batch, self.name, self.aggregate, rows="worked"), state
 
     def __call__(self, policy: PolicyView, batch: Batch) -> tuple[Term, ...]:
         return (

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from distill.batch import collate
-from distill.errors import ConfigError, DataError, TeacherError
+from distill.errors import ConfigError, DataError
+from distill.followers import FollowerSpec
 from distill.models import new_adapter
 from distill.objectives import GKD, OPD
 from distill.policy import AdapterSpec, Policy
@@ -16,6 +17,7 @@ from distill.trainer import Trainer, TrainerOptions
 from distill.types import Message, ScoreRequest, Task
 from helpers import make_chat, make_model, make_policy, make_rollout, random_rollouts
 from teachers.local import LocalTeacher
+from teachers.mixture import MixtureTeacher, RoutedTeacher, TrustRegionTeacher
 from teachers.self_teacher import self_teacher
 from teachers.views import Plain, Shuffled, WithAnswer
 
@@ -35,10 +37,25 @@ def adapter_policy():
     return policy
 
 
+def following(policy, name):
+    return self_teacher(policy, role=policy.add_follower(FollowerSpec(name=name)))
+
+
+def trust_region():
+    policy = adapter_policy()
+    parts = self_teacher(policy), self_teacher(policy, role="student")
+    return TrustRegionTeacher(*parts, mix=0.3, name="trust")
+
+
 TEACHERS = {
     "local": frozen,
     "self, adapter off": lambda: self_teacher(adapter_policy()),
     "self, full weights": lambda: self_teacher(make_policy()),
+    "moving average of an adapter": lambda: following(adapter_policy(), "ema"),
+    "snapshot of full weights": lambda: following(make_policy(), "snapshot"),
+    "trust region": trust_region,
+    "mixture": lambda: MixtureTeacher([frozen(1), frozen(2)], weights=[0.25, 0.75], name="mix"),
+    "routed": lambda: RoutedTeacher(teachers={"other": frozen(1)}, default=frozen(2)),
 }
 
 
@@ -83,9 +100,31 @@ def test_the_order_of_the_views_changes_no_score(teacher):
         )
 
 
-def test_asking_for_what_it_cannot_do_names_what_it_can(teacher):
-    with pytest.raises(TeacherError, match="distribution, entropy, logprobs"):
-        teacher.score(views_of(random_rollouts()), ScoreRequest(candidates=4))
+def test_candidates_are_read_off_the_same_distribution(teacher):
+    rollouts = random_rollouts()
+    views = views_of(rollouts)
+    dist = teacher.distribution(views).log_probs(torch.arange(collate(rollouts).num_tokens))
+    best = dist.topk(3, dim=-1)
+
+    own = teacher.score(views, ScoreRequest(candidates=3))
+    ids = torch.tensor([row for s in own for row in s.candidate_ids])
+    known = torch.tensor([row for s in own for row in s.candidate_logprobs])
+    assert torch.equal(ids, best.indices)
+    torch.testing.assert_close(known, best.values, atol=1e-5, rtol=1e-5)
+
+    asked = [[[5, 7]] * len(v.positions) for v in views]
+    given = teacher.score(views, ScoreRequest(candidate_ids=asked))
+    found = torch.tensor([row for s in given for row in s.candidate_logprobs])
+    torch.testing.assert_close(found, dist[:, [5, 7]], atol=1e-5, rtol=1e-5)
+
+
+def test_more_candidates_than_the_vocabulary_has_are_refused(teacher):
+    with pytest.raises(ConfigError, match=r"500 candidates .* lower objective\.k"):
+        teacher.score(views_of(random_rollouts()), ScoreRequest(candidates=500))
+
+
+def test_a_teacher_can_do_what_it_says(teacher):
+    assert teacher.capabilities >= {"logprobs", "entropy", "candidates", "distribution"}
 
 
 @pytest.mark.parametrize("objective", [OPD(), GKD(beta=0.0), GKD(beta=0.5), GKD(beta=1.0)])

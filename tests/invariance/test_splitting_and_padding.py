@@ -7,67 +7,155 @@ from dataclasses import replace
 import pytest
 import torch
 
+from distill.asking import own_view
 from distill.batch import collate, micro_batches, token_scores
-from distill.errors import DistillError
-from distill.objectives import GKD, GRPO, OPD, SFT
+from distill.correction import Correction
+from distill.objectives import (
+    DAPO,
+    GKD,
+    GOPD,
+    GRPO,
+    OBJECTIVES,
+    OPD,
+    OPSA,
+    OPSD,
+    RLSD,
+    SDFT,
+    SDPO,
+    SFT,
+    AntiSD,
+    DrGRPO,
+    OmniOPD,
+    PowerOPD,
+)
 from distill.objectives.base import ForwardPlan, Term, with_weights
+from distill.objectives.terms import Sum
 from distill.policy import Policy
-from distill.step import _own_views
+from distill.step import Parts, on_policy_step
 from distill.trainer import Trainer, TrainerOptions, sum_terms
-from distill.types import ScoreRequest
+from distill.types import Audit
 from helpers import INFO, make_policy, make_rollout, random_rollouts
 from teachers.local import LocalTeacher
+from teachers.views import Plain
 
 
-def gradients(rollouts, objective, **options):
-    """Weights after one SGD-like step are compared through the gradient that caused them."""
+def gradients(rollouts, objective, correction="none", **options):
+    """One step with a learning rate of 0: its report and the gradient that it took."""
     policy = make_policy()
-    teacher = LocalTeacher(Policy(make_policy(seed=1).model, base="t", trainable=False), name="t")
-    views = _own_views(rollouts)
-    targets = {}
-    if "teacher.logprobs" in objective.needs:
-        targets["teacher"] = teacher.score(views, ScoreRequest())
-    if "teacher.distribution" in objective.needs:
-        targets["teacher"] = teacher.distribution(views)
-    batch = collate(rollouts, targets)
-    trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.0, grad_clip=0.0, **options))
     kept = {}
+    trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.0, grad_clip=0.0, **options))
     step = trainer.optimizer.step
 
     def keep_then_step():
         kept.update({n: p.grad.clone() for n, p in policy.trainable().items()})
         return step()
 
+    def judge(rows, scores):
+        return [Audit(starts=(0,), votes=(1.5,), length=min(2, r.num_trained)) for r in rows]
+
     trainer.optimizer.step = keep_then_step
-    report = trainer.update(batch, objective, INFO)
-    return report, kept
+    parts = Parts(
+        tasks=lambda step: [],
+        rows=lambda tasks, step: rollouts,
+        policy=policy,
+        objective=objective,
+        trainer=trainer,
+        teacher=_other(1),
+        view=Plain(),
+        reference=_other(2),
+        audit=judge if "text" in objective.needs else None,
+        correction=Correction(level=correction, cap=1.5),
+    )
+    return on_policy_step(parts, 1).update, kept
 
 
-OBJECTIVES = [
+def _other(seed):
+    return LocalTeacher(
+        Policy(make_policy(seed=seed).model, base="t", trainable=False), name=f"t{seed}"
+    )
+
+
+CASES = [
     SFT(),
     SFT(aggregate="sequence"),
     OPD(),
+    OPD(discount=0.5),
+    OPD(support="top_k", k=4),
+    OPD(support="top_k", k=4, chosen_by="teacher"),
     GKD(beta=1.0),
     GKD(beta=0.5, aggregate="trajectory"),
+    GKD(beta=0.0, support="top_k", k=5, chosen_by="union"),
+    GKD(beta=0.0, support="top_k", k=5, chosen_by="teacher"),
+    GKD(support="sampled"),
+    GOPD(),
+    PowerOPD(),
+    OPSD(),
+    SDFT(),
+    SDPO(k=5),
+    SDPO(hybrid_lambda=0.9),
+    RLSD(),
+    AntiSD(),
+    OPSA(),
+    OPSA(scope="batch"),
+    OmniOPD(num_chunks=1, chunk_length=2),
     GRPO(),
+    GRPO(kl_coefficient=0.1, clip_dual=3.0),
+    DrGRPO(),
+    DAPO(refill_rounds=0),
+    Sum(parts=((GRPO(), 1.0), (GKD(), 0.3), (SFT(), 0.5))),
 ]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.name}-{o.aggregate}")
-@pytest.mark.parametrize("tokens", [1, 20, 40])
+def _name(objective):
+    return f"{objective.name}-{CASES.index(objective)}"
+
+
+def _rows(objective):
+    if objective.name == "sft":
+        return random_rollouts(8, worked=True)
+    if "sft" in objective.name:
+        return random_rollouts(6) + [
+            replace(r, group_id=f"w{r.traj_id}", traj_id=f"w{r.traj_id}")
+            for r in random_rollouts(2, seed=9, worked=True)
+        ]
+    return random_rollouts(8)
+
+
+def test_every_objective_of_the_table_is_among_the_cases():
+    assert {o.name for o in CASES} >= set(OBJECTIVES)
+
+
+@pytest.mark.parametrize("objective", CASES, ids=_name)
+@pytest.mark.parametrize("tokens", [1, 40])
 def test_micro_batches_change_neither_loss_nor_gradient(objective, tokens):
-    rollouts = random_rollouts(8)
+    rollouts = _rows(objective)
     whole, expected = gradients(rollouts, objective)
     split, found = gradients(rollouts, objective, micro_batch_tokens=tokens)
     assert split.loss == pytest.approx(whole.loss, abs=1e-5)
     assert split.metrics == pytest.approx(whole.metrics, abs=1e-4)
+    assert any(bool(grad.any()) for grad in expected.values())
     for name, grad in expected.items():
         torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.name}-{o.aggregate}")
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_micro_batches_change_nothing_under_a_correction_either(level):
+    rows = [
+        replace(r, logprobs=tuple(-0.9 if m else 0.0 for m in r.completion_mask))
+        for r in random_rollouts(8)
+    ]
+    for objective in (OPD(), GKD()):
+        whole, expected = gradients(rows, objective, level)
+        split, found = gradients(rows, objective, level, micro_batch_tokens=20)
+        assert 0.0 < whole.metrics["correction/effective_share"] < 1.0
+        assert split.metrics == pytest.approx(whole.metrics, abs=1e-4)
+        for name, grad in expected.items():
+            torch.testing.assert_close(found[name], grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("objective", CASES, ids=_name)
 def test_the_order_of_the_rows_changes_nothing(objective):
-    rollouts = random_rollouts(8)
+    rollouts = _rows(objective)
     whole, expected = gradients(rollouts, objective)
     turned, found = gradients(rollouts[::-1], objective)
     assert turned.loss == pytest.approx(whole.loss, abs=1e-5)
@@ -76,7 +164,7 @@ def test_the_order_of_the_rows_changes_nothing(objective):
 
 
 def test_a_dense_step_equals_the_loop_over_single_rows():
-    rollouts = random_rollouts(6)
+    rollouts = random_rollouts(6, worked=True)
     policy = make_policy()
     total = sum(r.num_trained for r in rollouts)
     loss = 0.0
@@ -146,11 +234,15 @@ def test_micro_batches_hold_every_trained_row_once_and_leave_out_empty_ones():
         assert part.num_rows == 1 or part.input_ids.numel() <= 30
 
 
-def test_a_batch_without_a_trained_token_is_refused_by_name():
+@pytest.mark.parametrize("objective", CASES, ids=_name)
+def test_a_batch_without_a_trained_token_costs_nothing_and_moves_nothing(objective):
     rollout = replace(make_rollout([5], [6]), completion_mask=(False, False))
-    trainer = Trainer(make_policy(), TrainerOptions(num_steps=1, lr=0.1))
-    with pytest.raises(DistillError, match="no trained token"):
-        trainer.update(collate([rollout]), SFT(), INFO)
+    policy = make_policy()
+    trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.1))
+    before = {n: p.detach().clone() for n, p in policy.trainable().items()}
+    report = trainer.update(collate([rollout]), objective, INFO)
+    assert (report.loss, report.grad_norm, report.num_tokens) == (0.0, 0.0, 0)
+    assert all(bool((before[n] == p).all()) for n, p in policy.trainable().items())
 
 
 def test_several_updates_per_batch_use_the_log_probabilities_from_before_the_first():
@@ -158,7 +250,9 @@ def test_several_updates_per_batch_use_the_log_probabilities_from_before_the_fir
     policy = make_policy()
     trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.01, epochs=2, minibatches=2))
     batch = collate(rollouts)
-    behaviour = token_scores(policy.score(_own_views(rollouts)), batch.completion_mask, "b")
+    behaviour = token_scores(
+        policy.score([own_view(r) for r in rollouts]), batch.completion_mask, "b"
+    )
     batch = replace(batch, behaviour_logprobs=behaviour.logprobs)
     report = trainer.update(batch, GRPO(clip_low=0.01, clip_high=0.01), INFO)
     assert report.metrics["grpo/clipped_share"] > 0  # only possible once the policy has moved

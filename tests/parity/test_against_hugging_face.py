@@ -7,20 +7,22 @@ import torch
 
 from distill import logprobs
 from distill.batch import collate
-from distill.divergence import DivergenceSpec, HiddenDistribution, divergence
+from distill.body import head_of, hidden_states, require_known_head
+from distill.distributions import HiddenDistribution
+from distill.divergence import DivergenceSpec, divergence
 from distill.engines.hf import HFEngine
 from distill.errors import ConfigError
 from distill.models import load_adapter, new_adapter
 from distill.objectives import GKD, SFT
 from distill.objectives.base import ForwardPlan
-from distill.policy import AdapterSpec, Policy, head_of, hidden_states, require_known_head
+from distill.policy import AdapterSpec, Policy
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Sampling, TeacherView
 from helpers import INFO, make_chat, make_model, make_policy, make_rollout, random_rollouts
 
 
 def test_the_sft_loss_and_gradient_equal_those_of_hugging_face():
-    policy, rollouts = make_policy(), random_rollouts()
+    policy, rollouts = make_policy(), random_rollouts(worked=True)
     batch = collate(rollouts)
     trainer = Trainer(policy, TrainerOptions(num_steps=1, lr=0.0, grad_clip=0.0))
     theirs = make_model()
@@ -69,10 +71,10 @@ def test_the_chunked_head_equals_the_dense_one_in_value_and_gradient(beta, monke
         batch = collate(rollouts, {"teacher": target})
         batch, _ = objective.prepare(batch, INFO, {})
         view = policy.forward(batch, objective.plan())
-        value = view.divergences["gkd"].sum() + view.logprobs.sum()
+        value = view.divergences["gkd"].per_token.sum() + view.logprobs.sum()
         value.backward()
         grads = {n: p.grad.clone() for n, p in policy.trainable().items()}
-        results.append((view.divergences["gkd"].detach(), view.entropy, grads))
+        results.append((view.divergences["gkd"].per_token.detach(), view.entropy, grads))
     torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(results[0][1], results[1][1], atol=1e-5, rtol=1e-5)
     for name, grad in results[0][2].items():
@@ -85,11 +87,13 @@ def test_the_chunked_divergence_equals_a_dense_one_written_by_hand():
     hidden, _ = teacher.hidden(views, "student")
     target = HiddenDistribution(hidden=hidden, head=teacher.head())
     batch = collate(rollouts, {"teacher": target})
-    found = policy.forward(batch, GKD().plan()).divergences["gkd"].detach()
+    found = policy.forward(batch, GKD().plan()).divergences["gkd"].per_token.detach()
     with torch.no_grad():
         ours = policy.model(input_ids=batch.input_ids).logits.log_softmax(-1)
         theirs = teacher.model(input_ids=batch.input_ids).logits.log_softmax(-1)
-    dense = divergence(ours, theirs, DivergenceSpec(name="x"))  # [B, T], row t predicts t + 1
+    dense = divergence(
+        ours, theirs, DivergenceSpec(name="x")
+    ).per_token  # [B, T], row t predicts t + 1
     expected = torch.zeros_like(found)
     expected[:, 1:] = dense[:, :-1]
     expected = expected.masked_fill(~batch.completion_mask, 0.0)

@@ -18,6 +18,7 @@ from distill.checkpoint import (
     verify_manifest,
 )
 from distill.errors import CheckpointError, DataError, DistillError, PreflightError
+from distill.followers import FollowerSpec
 from distill.models import checkpoint_ref, load_model, load_trained_weights, new_adapter
 from distill.objectives import SFT
 from distill.policy import AdapterSpec, Policy
@@ -36,7 +37,7 @@ def make_adapter_policy():
 
 def train(policy, trainer, steps):
     for step in steps:
-        batch = collate(random_rollouts(seed=step))
+        batch = collate(random_rollouts(seed=step, worked=True))
         info = type(INFO)(stage="s", step=step, num_steps=6, seed=0)
         trainer.update(batch, SFT(), info)
 
@@ -61,6 +62,75 @@ def test_a_resumed_run_ends_bit_identical_to_an_unbroken_one(make, tmp_path):
 
     for name, parameter in whole.trainable().items():
         assert torch.equal(parameter, second.trainable()[name]), name
+
+
+@pytest.mark.parametrize("make", [make_policy, make_adapter_policy], ids=["full", "adapter"])
+@pytest.mark.parametrize("role", ["ema", "snapshot"])
+def test_weights_that_follow_the_student_are_part_of_a_checkpoint(make, role, tmp_path):
+    def following():
+        policy = make()
+        policy.add_follower(FollowerSpec(name=role, rate=0.2, every=2))
+        return policy
+
+    def told(policy):
+        return policy.followers[role].tensors()
+
+    whole = following()
+    train(whole, Trainer(whole, OPTIONS), range(1, 7))
+    first = following()
+    trainer = Trainer(first, OPTIONS)
+    train(first, trainer, range(1, 4))
+    save_checkpoint(tmp_path, first, trainer, make_chat().tokenizer, Progress(step=3))
+
+    second = following()
+    trainer = Trainer(second, OPTIONS)
+    load_newest(tmp_path, second, trainer)
+    assert all(torch.equal(x, told(first)[name]) for name, x in told(second).items())
+    assert any(
+        not torch.equal(x, p)
+        for x, p in zip(told(second).values(), second.trainable().values(), strict=True)
+    )
+    train(second, trainer, range(4, 7))
+    assert all(torch.equal(x, told(whole)[name]) for name, x in told(second).items())
+    assert not any(p.requires_grad for _, p in second.followers[role]._pairs.values())
+
+
+def test_a_checkpoint_without_the_followers_of_a_stage_is_refused_by_name(tmp_path):
+    policy = make_policy()
+    trainer = Trainer(policy, OPTIONS)
+    save_checkpoint(tmp_path, policy, trainer, make_chat().tokenizer, Progress(step=1))
+    policy.add_follower(FollowerSpec(name="ema"))
+    with pytest.raises(CheckpointError, match="role_ema"):
+        load_newest(tmp_path, policy, trainer)
+
+
+def test_a_role_is_left_again_when_something_fails_inside_it():
+    policy = make_adapter_policy()
+    policy.add_follower(FollowerSpec(name="ema"))
+    names = set(policy.trainable())
+
+    def fail_inside():
+        with policy.as_role("ema") as model:
+            assert model.active_adapter == "ema"
+            assert not any(p.requires_grad for n, p in model.named_parameters() if ".ema." in n)
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
+    assert policy.model.active_adapter == "default"
+    assert set(policy.trainable()) == names
+    assert all(".default." in name for name in names)
+
+
+def test_a_self_teacher_of_an_adapter_costs_no_second_copy_of_the_base():
+    policy = make_adapter_policy()
+    base = {p.data_ptr() for p in policy.model.parameters()}
+    size = sum(p.numel() for p in policy.model.parameters())
+    policy.keep_start()
+    policy.add_follower(FollowerSpec(name="ema"))
+    adapter = sum(p.numel() for p in policy.trainable().values())
+    assert sum(p.numel() for p in policy.model.parameters()) == size + adapter
+    assert base <= {p.data_ptr() for p in policy.model.parameters()}
 
 
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(tmp_path):

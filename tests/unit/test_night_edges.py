@@ -14,8 +14,8 @@ from distill.models import ADAPTER_WEIGHTS, FULL_WEIGHTS, new_adapter, save_weig
 from distill.policy import AdapterSpec, Policy
 from distill.rundir import RunDir, digest_file, write_json
 from distill.types import CheckpointRef, DomainResult, Verdict
-from flows import judging, registry, wiring
-from flows.night import Night, begin, prepare_start, register_start
+from flows import judging, registry, teaching, wiring
+from flows.night import Night, Student, begin, prepare_start, register_start
 from flows.progress import NoProgress
 from flows.stages import StageResult, cache_key, run_stage
 from helpers import make_chat, make_model, make_policy
@@ -242,7 +242,9 @@ def test_ones_own_teacher_is_loaded_and_what_it_cannot_do_is_refused(monkeypatch
         wiring.check(own_teacher("gkd"))
     config = own_teacher("opd")
     wiring.check(config)
-    teacher = wiring.build_teacher(config, make_policy(), make_chat(), lambda p, r: Path(p))
+    teacher = teaching.build_teacher(
+        config, Student(policy=make_policy(), chat=make_chat()), lambda p, r: Path(p)
+    )
     assert teacher is not None
     assert teacher.name == "own"
 
@@ -268,6 +270,7 @@ def test_an_adapter_teacher_may_lie_in_any_folder(tmp_path):
     def locate(path: str, revision: str | None) -> Path:
         raise AssertionError("an adapter is no model")
 
-    teacher = wiring.build_teacher(config, adapter(), make_chat(), locate)
+    student = Student(policy=adapter(), chat=make_chat())
+    teacher = teaching.build_teacher(config, student, locate)
     assert teacher is not None
     assert teacher.name == str(tmp_path / "expert")

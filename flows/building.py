@@ -1,0 +1,200 @@
+"""From a stage's configuration to the parts of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from distill.config import Config, Stage
+from distill.correction import Correction
+from distill.engines.hf import HFEngine
+from distill.objectives.base import Objective, option_of
+from distill.parts import Leaks, Parts
+from distill.protocols import RolloutEngine
+from distill.rollout import collect, demonstrate, mixed_groups
+from distill.sampler import TaskSampler, keyed_uniform
+from distill.trainer import Trainer, TrainerOptions
+from distill.types import CheckpointRef, Rollout, Sampling, Task, TeacherView
+from flows import teaching, wiring
+from flows.night import Night, Student
+from teachers.leaks import PHRASES, WORLD_PHRASES, measure
+
+CHECKED_TASKS = 20_000
+"""Up to this many prompts are measured before the first step, so that a night fails at once."""
+
+
+def live_ref(student: Student, step: int) -> CheckpointRef:
+    """Names the weights in memory, for engines that share them."""
+    return CheckpointRef(
+        path=Path("live"),
+        step=step,
+        policy_version=step,
+        base=student.policy.base,
+        kind=student.policy.kind,
+        digest="live",
+    )
+
+
+def trainer_options(config: Config) -> TrainerOptions:
+    trainer = config.trainer
+    return TrainerOptions(
+        num_steps=trainer.steps,
+        lr=trainer.lr,
+        betas=(trainer.betas[0], trainer.betas[1]),
+        weight_decay=trainer.weight_decay,
+        warmup_steps=trainer.warmup_steps,
+        schedule=trainer.schedule,
+        min_lr_ratio=trainer.min_lr_ratio,
+        grad_clip=trainer.grad_clip,
+        micro_batch_tokens=trainer.micro_batch_tokens,
+        epochs=trainer.epochs,
+        minibatches=trainer.minibatches,
+    )
+
+
+def build_engine(config: Config, student: Student) -> RolloutEngine:
+    options = wiring.engine_options(config)
+    return HFEngine(student.policy, pad_id=student.chat.pad_id, max_batch=options.max_batch)
+
+
+def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) -> Parts:
+    """Everything one step of the stage needs."""
+    config = night.config.for_stage(stage)
+    env = wiring.build_env(config)
+    key = night.key(stage.name)
+    tasks = env.tasks("train")
+    if len(tasks) <= CHECKED_TASKS:
+        student.chat.prompts([t.prompt for t in tasks])  # raises for one that does not fit
+    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=key)
+    objective = wiring.build_objective(config)
+    shared: dict[str, Any] = {
+        "policy": student.policy,
+        "objective": objective,
+        "trainer": trainer,
+        "stage": stage.name,
+        "num_steps": config.trainer.steps,
+        "seed": config.run.seed,
+        "pad_id": student.chat.pad_id,
+        "max_error_share": config.run.max_error_share,
+    }
+    if stage.kind == "sft":
+
+        def worked(tasks: Sequence[Task], step: int) -> list[Rollout]:
+            return demonstrate(tasks, student.chat, key=f"{key}/{step}")
+
+        return Parts(tasks=sampler, rows=worked, **shared)
+    engine = build_engine(config, student)
+    actor = _Actor(
+        sampler=sampler,
+        act=lambda tasks, key: collect(
+            tasks, env, engine, student.chat, sampling_of(config), key=key
+        ),
+        student=student,
+        key=key,
+        objective=objective,
+        batch=config.trainer.batch,
+    )
+    built = teaching.Surroundings(config=config, student=student, locate=night.locate)
+    teacher = built.teacher()
+    return Parts(
+        tasks=actor.tasks,
+        rows=actor.rows,
+        engine=engine,
+        publish=lambda step: live_ref(student, step),
+        teacher=teacher,
+        view=wiring.build_view(config, student.chat, actor.task_of) if teacher else None,
+        leaks=_leak_meter(config, student) if config.view.name != "plain" else None,
+        reference=built.reference(),
+        audit=built.audit(objective, actor.task_of),
+        correction=Correction(**asdict(config.correction)),
+        num_groups=config.trainer.batch if actor.rounds else 0,
+        **shared,
+    )
+
+
+def _leak_meter(config: Config, student: Student) -> Leaks:
+    # Replies of the generated world are a few letters long.
+    world = config.data.name == "world"
+    size, phrases = (3, WORLD_PHRASES) if world else (8, PHRASES)
+
+    def leaks(rows: Sequence[Rollout], views: Sequence[TeacherView | None]) -> dict[str, float]:
+        return measure(rows, views, student.chat, n=size, phrases=phrases)
+
+    return leaks
+
+
+class _Actor:
+    """Turns the tasks of a step into rows: replies of the student, worked solutions for a share of
+    the prompts, and new prompts in place of groups that teach nothing."""
+
+    def __init__(
+        self,
+        *,
+        sampler: TaskSampler,
+        act: Callable[[Sequence[Task], str], list[Rollout]],
+        student: Student,
+        key: str,
+        objective: Objective,
+        batch: int,
+    ) -> None:
+        self._sampler = sampler
+        self._act = act
+        self._student = student
+        self._key = key
+        self._batch = batch
+        self._share = option_of(objective, "on_policy_share", 1.0)
+        self.rounds = option_of(objective, "refill_rounds", 0)
+        self._current: dict[str, Task] = {}
+
+    def task_of(self, task_id: str) -> Task:
+        """The task of a rollout of the current step."""
+        if task_id not in self._current:
+            # A resumed step reads its rollouts back: those of refilled prompts draw again here.
+            for tasks in self._refills():
+                self._remember(tasks)
+        return self._current[task_id]
+
+    def tasks(self, step: int) -> list[Task]:
+        chosen = self._sampler(step)
+        self._step = step
+        self._current.clear()
+        self._remember(chosen)
+        return chosen
+
+    def rows(self, tasks: Sequence[Task], step: int) -> list[Rollout]:
+        key = f"{self._key}/{step}"
+        worked = [t for t in tasks if self._is_worked(t, key)]
+        acting = [t for t in tasks if not self._is_worked(t, key)]
+        rows = self._act(acting, key) if acting else []
+        rows += demonstrate(worked, self._student.chat, key=f"{key}/worked") if worked else []
+        for number, extra in enumerate(self._refills(), start=1):
+            if len(mixed_groups(rows)) >= self._batch:
+                break
+            self._remember(extra)
+            rows += self._act(extra, f"{key}/refill{number}")
+        return rows
+
+    def _refills(self) -> Iterator[list[Task]]:
+        for number in range(1, self.rounds + 1):
+            yield self._sampler.extra(self._step, number)
+
+    def _remember(self, tasks: Sequence[Task]) -> None:
+        self._current.update({t.id: t for t in tasks})
+
+    def _is_worked(self, task: Task, key: str) -> bool:
+        if self._share >= 1.0:
+            return False
+        return keyed_uniform(f"{key}/{task.id}/share") >= self._share
+
+
+def sampling_of(config: Config) -> Sampling:
+    sampling = config.sampling
+    return Sampling(
+        num_samples=sampling.num_samples,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )

@@ -1,0 +1,129 @@
+"""Which objective, teacher, view and sampling go together; checked before any model is loaded."""
+
+from __future__ import annotations
+
+from distill.config import Config
+from distill.errors import ConfigError
+from distill.objectives.base import Objective, option_of
+from flows import teaching, texting
+
+TRUNCATED = "training replies must come from the untruncated distribution"
+
+
+def check_on_policy(config: Config, objective: Objective, where: str) -> None:
+    """ConfigError for a combination that cannot mean what it says, naming the legal choices."""
+    _check_teacher(config, objective, where)
+    _check_reference(config, objective, where)
+    _check_sampling(config, objective, where)
+    _check_worked(objective, where)
+
+
+def _parts(objective: Objective) -> list[Objective]:
+    return [part for part, _ in getattr(objective, "parts", ((objective, 1.0),))]
+
+
+def _check_teacher(config: Config, objective: Objective, where: str) -> None:
+    wanted = {n.removeprefix("teacher.") for n in objective.needs if n.startswith("teacher.")}
+    if "text" in objective.needs:
+        wanted.add("text")
+    name = config.teacher.name
+    if wanted and not name:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} needs a teacher; set teacher.name to one of "
+            f"{', '.join(teaching.TEACHERS)}"
+        )
+    if not name:
+        return
+    offered = teaching.capabilities(config, teaching.teacher_options(config, config.teacher))
+    missing = sorted(wanted - offered)
+    if missing:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} needs {', '.join(missing)} from its teacher, "
+            f"but {name!r} offers {', '.join(sorted(offered)) or 'nothing'}"
+        )
+    _check_view(config, objective, where)
+
+
+def _check_view(config: Config, objective: Objective, where: str) -> None:
+    from teachers.views import VIEWS
+
+    if config.view.name != "plain":
+        if "text" in objective.needs:
+            raise ConfigError(
+                f"{where}: a teacher that only writes reads the task itself, so "
+                f'view.name = {config.view.name!r} would be ignored; use "plain"'
+            )
+        return
+    legal = ", ".join(v for v in VIEWS if v not in ("plain", "shuffled"))
+    privileged = [p.name for p in _parts(objective) if getattr(p, "privileged", False)]
+    if privileged:
+        raise ConfigError(
+            f"{where}: objective {privileged[0]!r} learns from a teacher that knows more than the "
+            f"student, but view.name is 'plain'; choose one of {legal}"
+        )
+    if config.teacher.name == "self_teacher" and config.teacher.options.get("weights") != "ema":
+        raise ConfigError(
+            f"{where}: a self-teacher with the view 'plain' only pulls the student back to its "
+            f"own weights; choose one of the views {legal}"
+        )
+
+
+def _check_reference(config: Config, objective: Objective, where: str) -> None:
+    needed = any(n.startswith("reference.") for n in objective.needs)
+    if needed and not config.reference.name:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} with these options needs a frozen reference; "
+            'set reference.name = "self_teacher" (the student\'s own start) or "local" with a path'
+        )
+    if config.reference.name and not needed:
+        raise ConfigError(
+            f"{where}: [reference] names {config.reference.name!r}, but objective "
+            f"{objective.name!r} with these options reads no reference; remove the section"
+        )
+    if config.reference.name:
+        options = teaching.teacher_options(config, config.reference, "reference")
+        texting.require_scoring(options, "reference")
+        if isinstance(options, teaching.SelfOptions) and options.weights != "base":
+            raise ConfigError(
+                f"{where}: a reference must be frozen: with a live one the objective degenerates; "
+                'use reference.weights = "base"'
+            )
+
+
+def _check_sampling(config: Config, objective: Objective, where: str) -> None:
+    sampling = config.sampling
+    if "groups" in objective.needs and sampling.num_samples < 2:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} compares replies to one prompt, so "
+            f"sampling.num_samples must be at least 2, found {sampling.num_samples}"
+        )
+    if config.view.name == "with_peer_success" and sampling.num_samples < 2:
+        raise ConfigError(
+            f"{where}: the view 'with_peer_success' needs other replies to the same prompt, so "
+            f"sampling.num_samples must be at least 2, found {sampling.num_samples}"
+        )
+    if sampling.temperature <= 0 or sampling.top_p < 1 or sampling.top_k > 0:
+        raise ConfigError(
+            f"{where}: {TRUNCATED}: temperature > 0, top_p = 1 and top_k = 0; found "
+            f"{sampling.temperature}, {sampling.top_p} and {sampling.top_k}"
+        )
+    updates = config.trainer.epochs * config.trainer.minibatches
+    if "text" in objective.needs and updates > 1:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} is defined for one update per batch; "
+            f"trainer.epochs x trainer.minibatches is {updates}"
+        )
+
+
+def _check_worked(objective: Objective, where: str) -> None:
+    share = option_of(objective, "on_policy_share", 1.0)
+    if objective.name == "sft":
+        raise ConfigError(
+            f"{where} is on-policy, but objective 'sft' learns from worked solutions; use "
+            'kind = "sft"'
+        )
+    if any(p.name == "sft" for p in _parts(objective)) and share >= 1.0:
+        raise ConfigError(
+            f"{where}: the term 'sft' only learns from worked solutions, and every prompt is "
+            "answered by the student; add a gkd term with on_policy_share < 1"
+        )

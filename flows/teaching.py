@@ -1,0 +1,248 @@
+"""Teachers and references of a stage: from configuration to live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from distill.config import STAGE_PREFIX, Config
+from distill.errors import ConfigError
+from distill.followers import FollowerSpec
+from distill.objectives.base import Objective
+from distill.policy import BASE, STUDENT, Policy
+from distill.protocols import Teacher
+from distill.sections import Named
+from distill.tables import coerce
+from distill.types import Task
+from flows.naming import construct
+from flows.night import Student
+from flows.texting import (
+    TEXT,
+    LocalTextOptions,
+    build_auditor,
+    is_text_only,
+    require_scoring,
+)
+from teachers.black_box import BlackBoxOptions
+
+if TYPE_CHECKING:
+    from teachers.audit import Auditor
+
+Locate = Callable[[str, str | None], Path]
+"""Turns `stage:NAME`, a package, a folder or a hub name into a folder."""
+EVERYTHING = frozenset({"logprobs", "entropy", "candidates", "own_top_k", "distribution"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalOptions:
+    """name = "local": a frozen Hugging Face model in this process."""
+
+    path: str = ""
+    """A Hugging Face name, a directory, `package:NAME` or `stage:NAME`; empty with an adapter of
+    the student's own base."""
+    adapter: str = ""
+    """A folder or `stage:NAME` with an adapter of the student's base model."""
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if not (self.path or self.adapter):
+            raise ConfigError(
+                "teacher.path is missing: a model, or an adapter of the student's base"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfOptions:
+    """name = "self_teacher": the student's own model under another set of weights."""
+
+    weights: Literal["base", "live", "ema", "snapshot", "trust_region"] = "base"
+    """`base`: the start (adapter off); `live`: as they are; `ema` and `snapshot` follow the
+    student; `trust_region` mixes the logits of `base` and `live`."""
+    rate: float = 0.05
+    """ema: share of the student taken over after every step."""
+    every: int = 10
+    """snapshot: steps between two copies."""
+    mix: float = 0.1
+    """trust_region: weight of the live logits."""
+
+    def __post_init__(self) -> None:
+        FollowerSpec(name="ema", rate=self.rate, every=self.every)
+        if not 0.0 < self.mix < 1.0:
+            raise ConfigError(f"teacher.mix must lie between 0 and 1, got {self.mix}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutedOptions:
+    """name = "routed": one teacher per domain, `[teacher.teachers.DOMAIN]` each."""
+
+    teachers: Mapping[str, Any]
+    """Domain of a task -> the options of its teacher, its name included."""
+    default: Mapping[str, Any] | None = None
+    """The teacher of every other domain; without it an unknown domain is an error."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureOptions:
+    """name = "mixture": the weighted mean of several teachers' probabilities."""
+
+    teachers: Mapping[str, Any]
+    """Any label -> the options of a teacher, its name included."""
+    weights: Mapping[str, Any]
+    """The same labels -> positive weights that sum to 1."""
+
+    def __post_init__(self) -> None:
+        if set(self.weights) != set(self.teachers):
+            raise ConfigError(
+                "teacher.weights must have the labels of teacher.teachers: "
+                f"{', '.join(self.teachers)}; found {', '.join(self.weights)}"
+            )
+
+
+TEACHERS: dict[str, type[Any]] = {
+    "local": LocalOptions,
+    "self_teacher": SelfOptions,
+    "routed": RoutedOptions,
+    "mixture": MixtureOptions,
+    "black_box": BlackBoxOptions,
+    "text": LocalTextOptions,
+}
+
+
+def teacher_options(config: Config, named: Named, section: str = "teacher") -> Any:
+    """The options of a teacher of ours, or one's own teacher, which is made from its options."""
+    return construct(named, TEACHERS, section, config)
+
+
+def nested(table: Mapping[str, Any], section: str, config: Config) -> list[tuple[str, Any]]:
+    """Label and checked options of each teacher of a table of teachers."""
+    if not table:
+        raise ConfigError(f"{section} names no teacher")
+    found = []
+    for label, inner in table.items():
+        where = f"{section}.{label}"
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            raise ConfigError(f"{where} must be a table with the name of a teacher, got {inner!r}")
+        named = Named(name=inner["name"], options={k: v for k, v in inner.items() if k != "name"})
+        options = teacher_options(config, named, where)
+        require_scoring(options, where)
+        found.append((label, options))
+    return found
+
+
+def capabilities(config: Config, options: Any, section: str = "teacher") -> frozenset[str]:
+    """What a teacher with these options can do."""
+    if isinstance(options, LocalOptions | SelfOptions):
+        return EVERYTHING
+    if isinstance(options, BlackBoxOptions | LocalTextOptions):
+        return TEXT
+    if isinstance(options, RoutedOptions | MixtureOptions):
+        inner = nested(options.teachers, f"{section}.teachers", config)
+        found = [capabilities(config, o, f"{section}.teachers.{label}") for label, o in inner]
+        return frozenset.intersection(*found)
+    return frozenset(options.capabilities)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What teachers are built from."""
+
+    config: Config
+    student: Student
+    locate: Locate
+
+    def teacher(self) -> Teacher | None:
+        """The teacher that scores; None without one, and for one that only writes text."""
+        options = self._options(self.config.teacher, "teacher")
+        return None if options is None or is_text_only(options) else self._build(options, "teacher")
+
+    def reference(self) -> Teacher | None:
+        options = self._options(self.config.reference, "reference")
+        if options is None:
+            return None
+        require_scoring(options, "reference")
+        return self._build(options, "reference")
+
+    def audit(self, objective: Objective, task_of: Callable[[str], Task]) -> Auditor | None:
+        """Lets a text-only teacher judge the student's replies; None unless it is needed."""
+        if not self.config.teacher.name or "text" not in objective.needs:
+            return None
+        options = self._options(self.config.teacher, "teacher")
+        return build_auditor(options, objective, self.student, task_of, self.locate)
+
+    def _options(self, named: Named, section: str) -> Any:
+        return teacher_options(self.config, named, section) if named.name else None
+
+    def _build(self, options: Any, label: str) -> Teacher:
+        from teachers.mixture import MixtureTeacher, RoutedTeacher
+
+        if isinstance(options, SelfOptions):
+            return self._self(options)
+        if isinstance(options, LocalOptions):
+            return self._local(options, label)
+        if isinstance(options, RoutedOptions):
+            inner = nested(options.teachers, f"{label}.teachers", self.config)
+            default = None
+            if options.default is not None:
+                ((_, chosen),) = nested({"default": options.default}, label, self.config)
+                default = self._build(chosen, f"{label}_default")
+            made = {name: self._build(o, f"{label}_{name}") for name, o in inner}
+            return RoutedTeacher(teachers=made, default=default)
+        if isinstance(options, MixtureOptions):
+            inner = nested(options.teachers, f"{label}.teachers", self.config)
+            weights = [
+                coerce(float, options.weights[name], f"{label}.weights.{name}", str)
+                for name, _ in inner
+            ]
+            made_parts = [self._build(o, f"{label}_{name}") for name, o in inner]
+            return MixtureTeacher(made_parts, weights=weights, name=label)
+        own: Teacher = options
+        return own
+
+    def _self(self, options: SelfOptions) -> Teacher:
+        from teachers.mixture import TrustRegionTeacher
+        from teachers.self_teacher import self_teacher
+
+        policy = self.student.policy
+        if options.weights == "base":
+            return self_teacher(policy, role=BASE)
+        if options.weights == "live":
+            return self_teacher(policy, role=STUDENT)
+        if options.weights == "trust_region":
+            anchor, moving = self_teacher(policy, role=BASE), self_teacher(policy, role=STUDENT)
+            return TrustRegionTeacher(anchor, moving, mix=options.mix, name="self:trust_region")
+        spec = FollowerSpec(name=options.weights, rate=options.rate, every=options.every)
+        return self_teacher(policy, role=policy.add_follower(spec))
+
+    def _local(self, options: LocalOptions, label: str) -> Teacher:
+        from distill.body import require_known_head
+        from distill.models import adapter_dir, load_model, load_tokenizer
+        from distill.tokens import require_same_tokenizer
+        from teachers.local import LocalTeacher
+
+        policy, chat = self.student.policy, self.student.chat
+        if options.adapter:
+            made_here = options.adapter.startswith(STAGE_PREFIX)
+            place = self.locate(options.adapter, None) if made_here else Path(options.adapter)
+            role = policy.add_adapter(label, adapter_dir(place))
+            return LocalTeacher(policy, name=options.adapter, role=role)
+        folder = self.locate(options.path, options.revision)
+        require_same_tokenizer(chat.tokenizer, load_tokenizer(str(folder)), options.path)
+        frozen = Policy(
+            load_model(str(folder), dtype=options.dtype).to(policy.device),
+            base=options.path,
+            trainable=False,
+            temperature=policy.temperature,
+        )
+        require_known_head(frozen.model)
+        widths = {frozen.head().vocab_size, policy.head().vocab_size}
+        # Padding rows of one side are no tokens of the other: only the shared ids are compared.
+        shared = None if len(widths) == 1 else min(len(chat.tokenizer), *widths)
+        return LocalTeacher(frozen, name=options.path, num_ids=shared)
+
+
+def build_teacher(config: Config, student: Student, locate: Locate) -> Teacher | None:
+    """The teacher of a stage; None when it has none."""
+    return Surroundings(config=config, student=student, locate=locate).teacher()

@@ -1,0 +1,197 @@
+"""Which objective, teacher, view and reference go together, refused before any model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from distill.config import Layer, load
+from distill.errors import ConfigError
+from flows import wiring
+
+NIGHT = """
+[model]
+name = "m"
+path = "nowhere"
+kind = "adapter"
+
+[data]
+name = "world"
+domains = ["rule"]
+
+[sampling]
+num_samples = 4
+max_new_tokens = 8
+
+[[stage]]
+name = "s"
+kind = "on_policy"
+target = "student"
+"""
+
+
+def night(*changes: str):
+    return load([Layer(origin="night.toml", text=NIGHT)], changes)
+
+
+SELF = ("teacher.name=self_teacher", "view.name=with_answer")
+LOCAL = ("teacher.name=local", "teacher.path=somewhere")
+REFERENCE = ("reference.name=self_teacher",)
+
+LEGAL = {
+    "OPD": (*LOCAL, "objective.name=opd"),
+    "OPD over candidates": (*LOCAL, "objective.name=opd", "objective.support=top_k"),
+    "GKD": (*LOCAL, "objective.name=gkd", "objective.beta=0.5"),
+    "ExOPD": (*LOCAL, *REFERENCE, "objective.name=g_opd"),
+    "G-OPD at scale 1 needs no reference": (*LOCAL, "objective.name=g_opd", "objective.scale=1.0"),
+    "PowerOPD": (*LOCAL, "objective.name=power_opd"),
+    "OPSD": (*SELF, "objective.name=opsd"),
+    "SDFT": (*SELF, "teacher.weights=ema", "teacher.rate=0.02", "objective.name=sdft"),
+    "SDPO": (
+        *("teacher.name=self_teacher", "teacher.weights=trust_region"),
+        *("view.name=with_peer_success", "objective.name=sdpo"),
+    ),
+    "RLSD": (*SELF, "teacher.weights=snapshot", "objective.name=rlsd"),
+    "AntiSD": (*SELF, "view.name=with_verdict", "objective.name=anti_sd"),
+    "OPSA": ("objective.name=opsa",),
+    "OmniOPD": (
+        *("teacher.name=text", "teacher.path=somewhere", *REFERENCE),
+        "objective.name=omni_opd",
+    ),
+    "GRPO": ("objective.name=grpo",),
+    "GRPO with a reference": (*REFERENCE, "objective.name=grpo", "objective.kl_coefficient=0.1"),
+    "Dr. GRPO": ("objective.name=dr_grpo",),
+    "DAPO": ("objective.name=dapo",),
+    "a sum": (*LOCAL, 'objective.terms=[{name="grpo"}, {name="gkd", coefficient=0.1, beta=0.5}]'),
+    "one teacher per domain": (
+        "teacher.name=routed",
+        'teacher.teachers={rule={name="local", path="a"}, other={name="self_teacher"}}',
+        "objective.name=opd",
+    ),
+    "a mixture of teachers": (
+        "teacher.name=mixture",
+        'teacher.teachers={a={name="local", path="a"}, b={name="local", path="b"}}',
+        "teacher.weights={a=0.5, b=0.5}",
+        "objective.name=gkd",
+    ),
+}
+
+ILLEGAL = {
+    "no teacher": (("objective.name=opd",), r"needs a teacher; set teacher.name to one of local"),
+    "no reference": (
+        (*LOCAL, "objective.name=g_opd"),
+        r"needs a frozen reference; set reference.name",
+    ),
+    "a reference that nobody reads": (
+        (*LOCAL, *REFERENCE, "objective.name=g_opd", "objective.scale=1.0"),
+        r"reads no reference; remove the section",
+    ),
+    "a reference that moves": (
+        (*LOCAL, *REFERENCE, "reference.weights=live", "objective.name=g_opd"),
+        r"a reference must be frozen",
+    ),
+    "a view that shows nothing": (
+        (*LOCAL, "objective.name=rlsd"),
+        r"knows more than the student, but view.name is 'plain'; choose one of with_answer",
+    ),
+    "a self-teacher without a view": (
+        ("teacher.name=self_teacher", "objective.name=opd"),
+        r"only pulls the student back .* choose one of the views with_answer",
+    ),
+    "a text teacher that should score": (
+        ("teacher.name=text", "teacher.path=a", "objective.name=opd"),
+        r"needs logprobs from its teacher, but 'text' offers text",
+    ),
+    "a scoring teacher that should write": (
+        (*LOCAL, *REFERENCE, "objective.name=omni_opd"),
+        r"needs text from its teacher, but 'local' offers",
+    ),
+    "a view for a teacher that only writes": (
+        (
+            *("teacher.name=text", "teacher.path=a", *REFERENCE),
+            *("objective.name=omni_opd", "view.name=with_answer"),
+        ),
+        r"would be ignored",
+    ),
+    "one reply per prompt": (
+        ("objective.name=grpo", "sampling.num_samples=1"),
+        r"num_samples must be at least 2, found 1",
+    ),
+    "one reply and a peer": (
+        (*SELF, "view.name=with_peer_success", "objective.name=sdpo", "sampling.num_samples=1"),
+        r"'with_peer_success' needs other replies",
+    ),
+    "several updates on continuations": (
+        (
+            *("teacher.name=text", "teacher.path=a", *REFERENCE),
+            *("objective.name=omni_opd", "trainer.epochs=2"),
+        ),
+        r"one update per batch; trainer.epochs x trainer.minibatches is 2",
+    ),
+    "imitation of one's own words": (
+        (*LOCAL, 'objective.terms=[{name="sft"}, {name="gkd"}]'),
+        r"'sft' only learns from worked solutions",
+    ),
+    "the same term twice": (
+        (*LOCAL, 'objective.terms=[{name="gkd"}, {name="gkd"}]'),
+        r"an objective of its own",
+    ),
+    "a term without a name": (
+        ("objective.terms=[{coefficient=1.0}]",),
+        r"objective.terms\[0\] needs a name",
+    ),
+    "a term with a foreign option": (
+        (*LOCAL, 'objective.terms=[{name="gkd", alpha=2}]'),
+        r"unknown key 'objective.terms\[0\].alpha'",
+    ),
+    "k1 as a loss": (
+        (
+            *LOCAL,
+            *("objective.name=gkd", "objective.support=sampled", "objective.estimator=k1"),
+        ),
+        r"k1 has no gradient in expectation .* use the objective opd",
+    ),
+    "a raw support for the reverse KL": (
+        (*LOCAL, "objective.name=gkd", "objective.support=top_k", "objective.rest=raw"),
+        r"falls as the student moves mass out of the support",
+    ),
+    "a whitened distillation advantage": (
+        (*LOCAL, "objective.name=opd", "objective.group=zscore"),
+        r"unknown key 'objective.group'",
+    ),
+    "weights that are no role": (
+        (*SELF, "teacher.weights=best", "objective.name=opsd"),
+        r"teacher.weights: expected one of 'base', 'live', 'ema', 'snapshot', 'trust_region'",
+    ),
+    "a rate outside its range": (
+        (*SELF, "teacher.weights=ema", "teacher.rate=0", "objective.name=opsd"),
+        r"teacher.rate must be within \(0, 1\], got 0",
+    ),
+    "a mixture with a label too many": (
+        (
+            "teacher.name=mixture",
+            'teacher.teachers={a={name="local", path="a"}}',
+            "teacher.weights={a=0.5, b=0.5}",
+            "objective.name=gkd",
+        ),
+        r"must have the labels",
+    ),
+    "truncated replies": (
+        (*LOCAL, "objective.name=opd", "sampling.top_p=0.9"),
+        r"untruncated distribution",
+    ),
+    "a template without its place": (
+        (*SELF, "objective.name=opsd", "view.template=nothing"),
+        r"\{answer\}",
+    ),
+}
+
+
+@pytest.mark.parametrize("changes", LEGAL.values(), ids=LEGAL.keys())
+def test_what_belongs_together_is_accepted(changes):
+    wiring.check(night(*changes))
+
+
+@pytest.mark.parametrize(("changes", "message"), ILLEGAL.values(), ids=ILLEGAL.keys())
+def test_what_cannot_mean_anything_is_refused_with_the_legal_choices(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        wiring.check(night(*changes))
