@@ -7,7 +7,7 @@ Rows are padded on the right. Every per-token tensor has the shape and alignment
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -202,7 +202,7 @@ def token_scores(scores: Sequence[Scores], mask: Tensor, role: str) -> TokenScor
         raise AlignmentError(
             f"{role} scores must cover {counts[:8]} trained tokens per row, got {found[:8]}"
         )
-    flat = torch.tensor([x for s in scores for x in s.logprobs], dtype=torch.float32)
+    flat = _numbers(x for s in scores for x in s.logprobs)
     if not bool(torch.isfinite(flat).all()):
         bad = int((~torch.isfinite(flat)).sum())
         raise AlignmentError(
@@ -211,7 +211,7 @@ def token_scores(scores: Sequence[Scores], mask: Tensor, role: str) -> TokenScor
         )
     entropy = None
     if scores and all(s.entropy is not None for s in scores):
-        entropy = _place(torch.tensor([x for s in scores for x in s.entropy or ()]), mask)
+        entropy = _place(_numbers(x for s in scores for x in s.entropy or ()), mask)
         if not bool(torch.isfinite(entropy).all()):
             raise AlignmentError(f"{role} entropies must be finite numbers of nats")
     ids = known = None
@@ -233,7 +233,8 @@ def _candidates(scores: Sequence[Scores], mask: Tensor, role: str) -> tuple[Tens
         )
     width = max((len(r) for r in ids), default=0)
     flat_ids = torch.tensor([r + [0] * (width - len(r)) for r in ids], dtype=torch.long)
-    flat = torch.tensor([r + [-math.inf] * (width - len(r)) for r in known], dtype=torch.float32)
+    flat = _numbers(x for r in known for x in [*r, *[-math.inf] * (width - len(r))])
+    flat = flat.view(len(known), width)
     if bool((flat.isnan() | (flat > 1e-3)).any()):
         raise AlignmentError(f"{role} candidate log-probabilities must be numbers <= 0")
     placed = torch.zeros(*mask.shape, width, dtype=torch.long)
@@ -241,6 +242,11 @@ def _candidates(scores: Sequence[Scores], mask: Tensor, role: str) -> tuple[Tens
     values = torch.full((*mask.shape, width), -math.inf)
     values[mask] = flat
     return placed, values
+
+
+def _numbers(values: Iterable[float | None]) -> Tensor:
+    """Float32, with NaN for a missing value, so that the checks of numbers find it."""
+    return torch.tensor([math.nan if x is None else x for x in values], dtype=torch.float32)
 
 
 def micro_batches(batch: Batch, max_tokens: int) -> Iterator[Batch]:
