@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install nightly smol test slow real gpu check format clean
+.PHONY: help install nightly smol compare replicate bench test slow real gpu check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -44,6 +44,16 @@ nightly: install ## the main job on the generated world: under five minutes on t
 
 smol: install ## the same with a real 135M model: about 25 minutes on two cores
 	$(call night,smol)
+
+compare: install ## every objective side by side on the generated world: about ten minutes
+	$(BIN)/distill compare $(ARGS)
+
+replicate: install ## each method's main claim in miniature: about an hour; ARGS="--only bounded"
+	$(BIN)/python benchmarks/replicate.py $(ARGS)
+
+bench: install ## chunked divergence against the dense form: about a minute
+	$(BIN)/python benchmarks/divergence.py $(ARGS)
+	$(BIN)/python benchmarks/divergence.py --tokens 256 $(ARGS)
 
 test: install ## the tests that need neither much time nor an accelerator nor real weights
 	$(PYTEST) -m "not slow and not gpu and not real" $(ARGS)

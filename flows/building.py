@@ -10,7 +10,7 @@ from typing import Any
 from distill.config import Config, Stage
 from distill.correction import Correction
 from distill.engines.hf import HFEngine
-from distill.objectives.base import Objective, option_of
+from distill.objectives.base import Objective, on_policy_share, option_of
 from distill.parts import Leaks, Parts
 from distill.protocols import RolloutEngine
 from distill.rollout import collect, demonstrate, mixed_groups
@@ -144,7 +144,7 @@ class _Actor:
         self._student = student
         self._key = key
         self._batch = batch
-        self._share = option_of(objective, "on_policy_share", 1.0)
+        self._share = on_policy_share(objective)
         self.rounds = option_of(objective, "refill_rounds", 0)
         self._current: dict[str, Task] = {}
 

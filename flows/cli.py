@@ -15,7 +15,7 @@ import typer
 
 import distill
 from distill.errors import DistillError
-from flows import cli_models, cli_night, cli_runs, cli_setup
+from flows import cli_compare, cli_models, cli_night, cli_runs, cli_setup
 from flows.identity import foreign_packages
 from flows.output import say
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
-for _module in (cli_night, cli_models, cli_runs, cli_setup):
+for _module in (cli_night, cli_compare, cli_models, cli_runs, cli_setup):
     _module.register(app)
 
 # Typer does not export the base of its usage errors.
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     # Bars of the libraries below would break our own lines; what takes time is announced by us.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     foreign = foreign_packages()
     if foreign and words[:1] != ["doctor"]:
         say(f"distill: error: {foreign}; install distill-nightly in an environment of its own")

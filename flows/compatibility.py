@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distill.config import Config
 from distill.errors import ConfigError
-from distill.objectives.base import Objective, option_of
+from distill.objectives.base import Objective, on_policy_share
 from flows import teaching, texting
 
 TRUNCATED = "training replies must come from the untruncated distribution"
@@ -116,13 +116,8 @@ def _check_sampling(config: Config, objective: Objective, where: str) -> None:
 
 
 def _check_worked(objective: Objective, where: str) -> None:
-    share = option_of(objective, "on_policy_share", 1.0)
-    if objective.name == "sft":
-        raise ConfigError(
-            f"{where} is on-policy, but objective 'sft' learns from worked solutions; use "
-            'kind = "sft"'
-        )
-    if any(p.name == "sft" for p in _parts(objective)) and share >= 1.0:
+    learns = any(p.name == "sft" for p in _parts(objective))
+    if learns and on_policy_share(objective) >= 1.0:
         raise ConfigError(
             f"{where}: the term 'sft' only learns from worked solutions, and every prompt is "
             "answered by the student; add a gkd term with on_policy_share < 1"

@@ -66,7 +66,7 @@ def to_toml(config: Config, comment: str = "") -> str:
         lines += _section(name, _given(section, name, config.origins))
     for stage in stages:
         own = {key: value for key, value in stage.items() if not isinstance(value, Mapping)}
-        lines += ["", "[[stage]]", *(f"{key} = {_value(own[key])}" for key in own)]
+        lines += ["", "[[stage]]", *(f"{key} = {toml_value(own[key])}" for key in own)]
         for name, section in stage.items():
             if name not in own:
                 lines += _section(f"stage.{name}", section)
@@ -92,22 +92,22 @@ def _section(header: str, table: Mapping[str, Any]) -> list[str]:
     scalars = {k: v for k, v in table.items() if not isinstance(v, Mapping) and v is not None}
     below = {k: v for k, v in table.items() if isinstance(v, Mapping)}
     lines = ["", f"[{header}]"] if scalars or (table and not below) else []
-    lines += [f"{_key(key)} = {_value(value)}" for key, value in scalars.items()]
+    lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in scalars.items()]
     for key, value in below.items():
         # An empty table still has to be written: it replaces what is merged below it.
-        lines += _section(f"{header}.{_key(key)}", value) or ["", f"[{header}.{_key(key)}]"]
+        lines += _section(f"{header}.{toml_key(key)}", value) or ["", f"[{header}.{toml_key(key)}]"]
     return lines
 
 
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _value(key)
+def toml_key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else toml_value(key)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{toml_key(k)} = {toml_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_value(entry) for entry in value) + "]"
+        return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
     if isinstance(value, float):
         return repr(value)
     # TOML strings allow what JSON strings do, except a raw delete character.

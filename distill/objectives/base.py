@@ -131,6 +131,16 @@ def option_of(objective: Objective, name: str, default: Any) -> Any:
     return next((getattr(part, name) for part in parts if hasattr(part, name)), default)
 
 
+def on_policy_share(objective: Objective) -> float:
+    """Share of the prompts that the student answers itself; the rest are worked solutions.
+
+    1 unless an objective says otherwise; 0 for sft alone, which reads nothing else.
+    """
+    parts = [part for part, _ in getattr(objective, "parts", ((objective, 1.0),))]
+    shares = [float(part.on_policy_share) for part in parts if hasattr(part, "on_policy_share")]
+    return shares[0] if shares else float(any(part.name != "sft" for part in parts))
+
+
 def present(value: Tensor | None, name: str) -> Tensor:
     """Narrow an optional field; it is missing only when `needs` was not honoured."""
     if value is None:

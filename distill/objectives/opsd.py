@@ -3,9 +3,10 @@
     per_token = sum_v min(nu_v (log nu_v - log pi_v), entry_clip)
 
 The teacher is the same network at its start, reading a prompt that holds a worked solution; the
-student reads the bare prompt and gets the forward KL over the full vocabulary. The paper's clip of
-single entries (0.05) can make the loss negative and turn its gradient away from the teacher, so the
-default clips the Bregman form of each entry, which cannot.
+student reads the bare prompt and gets the forward KL over the full vocabulary. The paper clips
+single entries at 0.05, which can make the loss negative and turn its gradient away from the
+teacher; the Bregman form of an entry cannot, but a clipped entry has no gradient in either form, so
+a clip is off by default.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class OPSD:
     beta: float = 0.0
     """Interpolation in [0, 1]: 0 forward KL (the paper), 1 reverse KL, between the JSD."""
 
-    entry_clip: float = 0.05
-    """Upper bound on the contribution of one vocabulary entry; 0 = none."""
+    entry_clip: float = 0.0
+    """Upper bound on the contribution of one vocabulary entry (the paper: 0.05); 0 = none."""
 
     clip_form: Literal["paper", "bregman"] = "bregman"
-    """Clip nu log(nu/pi) as it stands, or the form whose entries are never negative."""
+    """What an entry_clip bounds: nu log(nu/pi) as it stands, or a form that is never negative."""
 
     temperature: float = 1.0
     """Softmax temperature inside the loss, on both sides (the paper: 1.1, as sampled)."""

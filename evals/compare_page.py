@@ -1,0 +1,301 @@
+"""A comparison as one self-contained page: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from evals.compare_page_charts import panels, thousands
+from evals.compare_page_facts import About, Change, Range, Results, Row
+from evals.markup import Html, el, join
+
+_METRIC = {
+    "sampled": "accuracy of sampled replies (temperature as configured)",
+    "greedy": "accuracy of the greedy reply",
+}
+
+
+def render(results: Results) -> str:
+    """The whole page. Every text is escaped; styles are inline."""
+    folder = files("evals")
+    styles = (folder.joinpath(n).read_text(encoding="utf-8") for n in _SHEETS)
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", http_equiv="Content-Security-Policy", content=policy),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("title", f"Comparison - {results.name}"),
+        el("style", Html("\n".join(styles))),
+    )
+    sections = (_table, _curves, _stopped, _contenders, _method)
+    body = el(
+        "body",
+        el("a", "Skip to the results", href="#main", class_="skip"),
+        _header(results),
+        el("main", *(section(results) for section in sections), id="main"),
+        el("footer", "Written by distill compare. The same numbers stand in results.json."),
+    )
+    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+
+
+_SHEETS = ("report.css", "compare_page.css")
+
+
+def _header(results: Results) -> Html:
+    rows, count = results.table.rows, len(results.table.rows)
+    best = rows[0]
+    title = (el("span", best.name, class_="best"), f" ends highest: {_percent(best.end)}")
+    goals = [found["all"] for seed in results.teachers.values() for found in seed.values()]
+    tiles = [
+        _tile("Contenders", f"{count}"),
+        _tile("Tokens each", thousands(results.tokens)),
+        _tile("Seeds", f"{len(results.seeds)}"),
+        _tile("Start", _percent(sum(r.start for r in rows) / count)),
+        _tile("Best end", _percent(best.end), _interval(best.change, "change ")),
+        _tile("Teacher", _percent(sum(goals) / len(goals))) if goals else None,
+        _tile("Visible difference", f"{100 * results.table.detectable:.1f}", "points or more")
+        if results.table.detectable is not None
+        else None,
+    ]
+    return el(
+        "header",
+        el("p", f"distill compare \u00b7 {results.name}", class_="eyebrow"),
+        el("h1", *title),
+        el("p", _what(results), class_="note"),
+        el("dl", *tiles, class_="tiles"),
+    )
+
+
+def _what(results: Results) -> str:
+    count = len(results.table.rows)
+    seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "one seed"
+    return (
+        f"{count} contender{'s' if count > 1 else ''} from the same start, on the same tasks, with "
+        f"{results.tokens:,} sampled tokens each and {seeds}. Measured is the "
+        f"{_METRIC[results.metric]} on {results.num_tasks} held-out tasks per seed."
+    )
+
+
+def _tile(name: str, number: str, below: str | None = None) -> Html:
+    detail = el("small", below) if below else None
+    return el("div", el("dd", number, detail), el("dt", name))
+
+
+def _section(key: str, title: str, note: str | None, *content: Html | None) -> Html:
+    return el(
+        "section",
+        el("h2", title, id=f"{key}-heading"),
+        el("p", note, class_="note") if note else None,
+        *content,
+        id=key,
+        aria_labelledby=f"{key}-heading",
+    )
+
+
+def _table(results: Results) -> Html:
+    table = results.table
+    against = any(row.against is not None for row in table.rows)
+    kept = any(row.kept is not None for row in table.rows)
+    numbers = [
+        "End",
+        "Change",
+        *([f"Against {table.baseline}"] if against else []),
+        f"Tokens to {100 * results.level:.0f}\u00a0%",
+        "Steps",
+        "Memory",
+        "Gradient norm",
+        "Entropy",
+        *(["Hint kept"] if kept else []),
+    ]
+    heads = [
+        el("th", "Contender", scope="col"),
+        el("th", "0 to 100\u00a0%", scope="col"),
+        *(el("th", name, scope="col", class_="num") for name in numbers),
+    ]
+    body = [_row(row, results, against=against, kept=kept) for row in table.rows]
+    caption = "Best end first; intervals are 95 %, paired task by task, seeds pooled"
+    grid = el(
+        "table",
+        el("caption", caption),
+        el("thead", el("tr", *heads)),
+        el("tbody", *body),
+        class_="ranks",
+    )
+    region = el("div", grid, class_="card scroll", tabindex=0, role="region", aria_label=caption)
+    return _section("table", "Where each one ended", _table_note(results), region)
+
+
+def _table_note(results: Results) -> str:
+    note = "Bold differences exclude zero. The mark on each bar is the start."
+    if results.table.detectable is not None:
+        points = f"{100 * results.table.detectable:.1f}"
+        note += (
+            f" A true difference to {results.table.baseline} of {points} points or more would be "
+            "seen with 80 % power; read smaller ones as nothing."
+        )
+    return note
+
+
+def _row(row: Row, results: Results, *, against: bool, kept: bool) -> Html:
+    reached = _none()
+    if row.tokens_to_level is not None and row.steps_to_level is not None:
+        below = f"{row.steps_to_level:.0f} steps"
+        if row.num_reached < row.num_seeds:
+            below += f", {row.num_reached} of {row.num_seeds} seeds"
+        reached = _number(thousands(row.tokens_to_level), below)
+    cells = [
+        el("td", _bar(row), class_="share", aria_hidden="true"),
+        _number(_percent(row.end)),
+        _change(row.change),
+        *([_change(row.against)] if against else []),
+        reached,
+        _number(f"{row.steps:.0f}", f"{row.seconds_per_step:.3f} s each"),
+        _number(f"{row.peak_rss_bytes / 2**20:.0f} MiB"),
+        _number(_span(row.grad_norm)),
+        _number(_span(row.entropy)),
+        *([_kept(row.kept)] if kept else []),
+    ]
+    mark = el("small", "stopped early", class_="ended") if row.stopped else None
+    return el("tr", el("th", row.name, mark, scope="row"), *cells)
+
+
+def _bar(row: Row) -> Html:
+    width = el("i", style=f"width:{100 * row.end:.1f}%")
+    start = el("b", style=f"left:{100 * row.start:.1f}%")
+    return el("span", width, start, class_="was")
+
+
+def _curves(results: Results) -> Html:
+    names = [row.name for row in results.table.rows]
+    legend = [
+        _key("own", "this contender, mean of the seeds" if len(results.seeds) > 1 else "this one"),
+        _key("key-other", "the others"),
+        _key("goal", "teacher") if any(results.teachers.values()) else None,
+    ]
+    note = "Accuracy in percent by sampled tokens; every panel has the same axes."
+    if len(results.seeds) > 1:
+        note += " The band reaches from the lowest to the highest seed."
+    card = el(
+        "div",
+        el("ul", *legend, class_="legend", aria_hidden="true"),
+        panels(results, names),
+        class_="card",
+    )
+    return _section("curves", "How each one learned", note, card)
+
+
+def _key(style: str, text: str) -> Html:
+    line = el("line", x1=0, x2=26, y1=7, y2=7, class_=style)
+    return el("li", el("svg", line, width=26, height=14), text)
+
+
+def _stopped(results: Results) -> Html | None:
+    items = [
+        el(
+            "li",
+            el("span", "!", class_="hold", aria_hidden="true"),
+            el("span", f"{r.name}, {text}"),
+        )
+        for r in results.table.rows
+        for text in r.stopped
+    ]
+    if not items:
+        return None
+    note = "Their last evaluation is of the weights that they ended with."
+    return _section("stopped", "Stopped early", note, el("ul", *items, class_="checks card"))
+
+
+def _contenders(results: Results) -> Html:
+    body = [_about(about) for about in results.contenders]
+    heads = [el("th", n, scope="col") for n in ("Contender", "Objective", "Teacher", "It reads")]
+    table = el(
+        "table",
+        el("thead", el("tr", *heads, el("th", "Learning rate", scope="col", class_="num"))),
+        el("tbody", *body),
+    )
+    region = el(
+        "div", table, class_="card scroll", tabindex=0, role="region", aria_label="Contenders"
+    )
+    return _section("contenders", "What was compared", None, region)
+
+
+def _about(about: About) -> Html:
+    return el(
+        "tr",
+        el("th", about.name, scope="row"),
+        el("td", about.objective),
+        el("td", about.teacher),
+        el("td", about.view),
+        _number(f"{about.lr:g}"),
+    )
+
+
+def _method(results: Results) -> Html:
+    facts = [
+        (
+            "Budget",
+            f"{results.tokens:,} tokens per contender and seed, sampled by the student or "
+            "written for it by a text-only teacher; the step that reaches it is the last",
+        ),
+        (
+            "Seeds",
+            f"{', '.join(map(str, results.seeds))}; each has its own tasks, draws, base and "
+            "teacher, the same for all contenders",
+        ),
+        (
+            "To the level",
+            "the first evaluated point at or above it; mean of the seeds that got there",
+        ),
+        (
+            "Seconds, memory",
+            "training without evaluation; memory is the largest resident size of the process",
+        ),
+        ("Gradient norm, entropy", "lowest and highest step; the norm is before clipping"),
+        (
+            "Hint kept",
+            "change of the greedy accuracy with the tasks' own hints in the prompt, in "
+            "points: what training wore away",
+        ),
+    ]
+    pairs = [piece for name, text in facts for piece in (el("dt", name), el("dd", text))]
+    command = None
+    if results.command:
+        command = join([el("p", "The exact command", class_="field"), el("pre", results.command)])
+    card = el("div", command, el("dl", *pairs, class_="facts"), class_="card")
+    return _section("method", "How to read this", None, card)
+
+
+def _change(change: Change | None) -> Html:
+    if change is None:
+        return _none()
+    sure = change.low > 0 or change.high < 0
+    points = el("span", _signed(change.mean), class_="sure" if sure else None)
+    return el("td", points, el("small", _interval(change)), class_="num")
+
+
+def _kept(change: float | None) -> Html:
+    return _none() if change is None else _number(_signed(change))
+
+
+def _number(text: str, below: str | None = None) -> Html:
+    return el("td", text, el("small", below) if below else None, class_="num")
+
+
+def _none() -> Html:
+    return el("td", "\u2013", class_="num")
+
+
+def _span(span: Range | None) -> str:
+    return "\u2013" if span is None else f"{span.low:.2g} to {span.high:.2g}"
+
+
+def _interval(change: Change, before: str = "") -> str:
+    return f"{before}{_signed(change.low)} to {_signed(change.high)}"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\u2212")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}\u00a0%"
