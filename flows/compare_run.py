@@ -37,7 +37,7 @@ from flows.configs import to_toml
 from flows.judging import peak_rss_bytes
 from flows.night import Student, load_student, set_threads
 from flows.progress import Progress
-from flows.stages import metrics_row
+from flows.training import metrics_row
 
 RULES = ("tokens", "points", "tasks_per_domain", "metric", "forgetting")
 """Settings of [compare] that a run depends on."""

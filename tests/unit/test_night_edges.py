@@ -17,7 +17,8 @@ from distill.types import CheckpointRef, DomainResult, Verdict
 from flows import judging, registry, teaching, wiring
 from flows.night import Night, Student, begin, prepare_start, register_start
 from flows.progress import NoProgress
-from flows.stages import StageResult, cache_key, run_stage
+from flows.stages import cache_key, run_stage
+from flows.training import StageResult
 from helpers import make_chat, make_model, make_policy
 
 SELF_TAUGHT = """
