@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=49152)
     parser.add_argument("--hidden", type=int, default=576)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="figures for other programs")
     parser.add_argument("--child", choices=("dense", "chunked"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -111,6 +112,9 @@ def main() -> None:
         float((torch.tensor(left[k]) - torch.tensor(right[k])).abs().max())
         for k in ("loss", "rows", "weight")
     )
+    if args.json:
+        print(json.dumps({"seconds": time_of, "extra_bytes": extra_of, "gap": gap}))
+        return
     print(f"{args.tokens} tokens x {args.vocab} vocabulary x {args.hidden} hidden")
     for form in found:
         print(f"{form:8}  {time_of[form]:7.2f} s   {extra_of[form] / 2**20:8.0f} MiB extra")

@@ -65,11 +65,10 @@ class Buffers:
                 self.logits.add_(head.bias.detach())
         else:
             self.logits.copy_(head.raw(rows))
-        factor = head.scale / head.temperature
-        if factor != 1.0:
-            self.logits.mul_(factor)
         if head.soft_cap is not None:
-            self.logits.copy_(head.finish(self.logits / head.scale * head.temperature))
+            self.logits.copy_(head.finish(self.logits))
+        elif head.scale != head.temperature:
+            self.logits.mul_(head.scale / head.temperature)
         torch.log_softmax(self.logits, dim=-1, out=out)
 
     def divergence(self, beta: float) -> tuple[Tensor, Tensor]:

@@ -204,9 +204,10 @@ class _Chunked(torch.autograd.Function):
             if buffers is not None:
                 scratch = buffers.cut(b - a)
                 columns, d_raw = what._closed_form(rows[a:b], scratch, a, b)
-                pieces.append(columns)
-                ahead[id(known[0])].add(d_raw, rows[a:b], weight, slice(a, b))
-                continue
+                if bool(torch.isfinite(columns[first]).all()):  # else the general form clamps
+                    pieces.append(columns)
+                    ahead[id(known[0])].add(d_raw, rows[a:b], weight, slice(a, b))
+                    continue
             raw = what.head.raw(rows[a:b])
             if not ahead:
                 pieces.append(what._columns(raw, a, b))

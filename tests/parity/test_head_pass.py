@@ -123,8 +123,11 @@ def test_a_soft_cap_changes_the_divergence_and_its_gradient(monkeypatch):
             parts=(TEACHER, replace(TEACHER, hidden=draw(N, D, seed=9))), weights=(0.4, 0.6)
         ),
         HiddenDistribution(hidden=draw(N, D, seed=5), head=make_head(seed=6), num_ids=V - 3),
+        HiddenDistribution(
+            hidden=draw(N, D, seed=5), head=make_head(seed=6, soft_cap=2.0, scale=0.5)
+        ),
     ],
-    ids=["trust region", "mixture", "fewer ids"],
+    ids=["trust region", "mixture", "fewer ids", "soft cap"],
 )
 def test_every_kind_of_teacher_distribution_works_in_chunks(target, monkeypatch):
     spec = SPECS["JSD 0.3"]
@@ -139,6 +142,20 @@ def test_a_candidate_teacher_equals_the_full_one_on_its_own_support(monkeypatch)
     full = TEACHER.log_probs(torch.arange(N)).topk(4, dim=-1)
     few = Candidates(ids=full.indices, logprobs=full.values)
     compare(run(spec, {}, 3 * V, monkeypatch, target=few), run(spec, {}, 10**6, monkeypatch))
+
+
+def test_a_teacher_that_rules_entries_out_leaves_value_and_gradient_finite(monkeypatch):
+    bias = torch.zeros(V)
+    bias[3] = -torch.inf
+    target = HiddenDistribution(
+        hidden=draw(N, D, seed=5), head=Head(weight=draw(V, D, seed=6), bias=bias)
+    )
+    for name in ("forward KL", "reverse KL", "JSD 0.3"):
+        dense = run(SPECS[name], {}, 10**6, monkeypatch, target=target)
+        chunked = run(SPECS[name], {}, 3 * V, monkeypatch, target=target)
+        assert bool(torch.isfinite(chunked[0].divergences[0].per_token).all())
+        assert all(bool(torch.isfinite(grad).all()) for grad in chunked[1])
+        compare(chunked, dense)
 
 
 def test_a_frozen_head_gets_no_gradient(monkeypatch):

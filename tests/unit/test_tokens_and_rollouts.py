@@ -91,6 +91,21 @@ def test_a_reply_cut_at_the_limit_earns_nothing_and_is_counted():
     assert summarise([row])["rollout/truncated_share"] == 1.0
 
 
+def test_a_conversation_cut_in_its_second_turn_keeps_one_mask_and_one_length():
+    (row,), _ = play("a", "b!")
+    assert row.stop is StopReason.LENGTH
+    assert len(row.token_ids) == len(row.completion_mask) == len(row.logprobs)
+    observed = row.completion_mask[3:].index(False) + 3
+    assert row.completion_mask == (
+        *(False,) * 3,
+        *(True,) * 2,
+        False,
+        *(True,) * (len(row.token_ids) - 6),
+    )
+    assert row.logprobs[observed] == 0.0
+    assert summarise([row])["rollout/missing_end_share"] == 1.0
+
+
 def test_a_failed_episode_becomes_a_row_with_its_error_and_no_mask():
     (good, bad), _ = play("b", "c", num_samples=2)
     assert good.reward == 1.0
