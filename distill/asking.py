@@ -14,7 +14,7 @@ import torch
 from distill.batch import Batch
 from distill.divergence import Distribution
 from distill.errors import AlignmentError, ConfigError
-from distill.objectives.base import Objective, asks_teacher, option_of
+from distill.objectives.base import Objective, asks_teacher, num_candidates
 from distill.objectives.omni_opd import CHUNK, VOTES
 from distill.parts import Once, Parts
 from distill.protocols import Teacher
@@ -100,7 +100,7 @@ def score_student(parts: Parts, rows: Sequence[Rollout], once: Once) -> list[Sco
         return None
     want = ScoreRequest(
         entropy="student.entropy" in needs,
-        candidates=option_of(parts.objective, "k", 0) if "student.candidates" in needs else 0,
+        candidates=num_candidates(parts.objective) if "student.candidates" in needs else 0,
     )
     views = [own_view(r) for r in rows]
     return once("behaviour", Scores, lambda: parts.policy.score(views, want=want))
@@ -125,7 +125,9 @@ def score_roles(parts: Parts, seen: Seen, own: Sequence[Scores] | None, once: On
             targets["reference.distribution"] = reference.distribution(plain)
         if "reference.logprobs" in needs:
             targets["reference"] = once(
-                "reference", Scores, lambda: reference.score(plain, ScoreRequest())
+                "reference",
+                Scores,
+                lambda: reference.score(plain, ScoreRequest()) if plain else [],
             )
     return targets
 
@@ -151,23 +153,31 @@ def _score_teacher(
         ids = [row for row, keep in zip(known, asked, strict=True) if keep]
     want = ScoreRequest(
         entropy="teacher.entropy" in needs,
-        candidates=option_of(objective, "k", 0) if "teacher.own_top_k" in needs else 0,
+        candidates=num_candidates(objective) if "teacher.own_top_k" in needs else 0,
         candidate_ids=ids,
     )
     views = [view for view, keep in zip(seen.views, asked, strict=True) if keep]
-    found = once("teacher", Scores, lambda: teacher.score(views, want))
+    found = once("teacher", Scores, lambda: teacher.score(views, want) if views else [])
     given = iter(found)
     targets["teacher"] = [
-        next(given) if keep else _nothing(view)
+        next(given) if keep else _nothing(view, want)
         for view, keep in zip(seen.views, asked, strict=True)
     ]
     return targets
 
 
-def _nothing(view: TeacherView) -> Scores:
+def _nothing(view: TeacherView, want: ScoreRequest) -> Scores:
     """Stands in for a row that the teacher had no view of; objectives mask it by `row_viewed`."""
-    zeros = (0.0,) * len(view.positions)
-    return Scores(logprobs=zeros, entropy=zeros, source="none", view_id=view.id)
+    zeros, none = (0.0,) * len(view.positions), ((),) * len(view.positions)
+    listed = bool(want.candidates) or want.candidate_ids is not None
+    return Scores(
+        logprobs=zeros,
+        entropy=zeros,
+        candidate_ids=none if listed else None,
+        candidate_logprobs=none if listed else None,
+        source="none",
+        view_id=view.id,
+    )
 
 
 def with_audit(batch: Batch, audits: Sequence[Audit]) -> Batch:

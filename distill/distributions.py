@@ -16,19 +16,14 @@ from distill.logprobs import Head
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HiddenDistribution:
-    """Hidden states of the trained positions and the head that reads them.
-
-    `num_ids` cuts the vocabulary to the ids that both sides share (padding rows left out).
-    """
+    """Hidden states of the trained positions and the head that reads them."""
 
     hidden: Tensor  # [N, d]
     head: Head
-    num_ids: int | None = None
 
     @torch.no_grad()
     def log_probs(self, rows: Tensor) -> Tensor:
-        logits = self.head.logits(self.hidden[rows])
-        return torch.log_softmax(logits[:, : self.num_ids], dim=-1)
+        return self.head.log_probs(self.hidden[rows])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +65,9 @@ class ProbabilityMixture:
 
     @torch.no_grad()
     def log_probs(self, rows: Tensor) -> Tensor:
-        pieces = [
-            part.log_probs(rows) + math.log(weight)
-            for part, weight in zip(self.parts, self.weights, strict=True)
-        ]
-        return torch.logsumexp(torch.stack(pieces), dim=0)
+        pieces = _same_width([part.log_probs(rows) for part in self.parts])
+        weighted = [p + math.log(w) for p, w in zip(pieces, self.weights, strict=True)]
+        return torch.logsumexp(torch.stack(weighted), dim=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +83,15 @@ class RoutedDistribution:
     def log_probs(self, rows: Tensor) -> Tensor:
         places = rows.to(self.owner.device)
         owner, number = self.owner[places], self.number[places]
-        pieces = [(i, part.log_probs(number[owner == i])) for i, part in enumerate(self.parts)]
-        width = min(p.shape[-1] for _, p in pieces)
-        out = pieces[0][1].new_empty(rows.shape[0], width)
-        for i, piece in pieces:
-            cut = piece if piece.shape[-1] == width else piece[:, :width].log_softmax(-1)
-            out[owner == i] = cut
+        found = [part.log_probs(number[owner == i]) for i, part in enumerate(self.parts)]
+        pieces = _same_width(found)
+        out = pieces[0].new_empty(rows.shape[0], pieces[0].shape[-1])
+        for i, piece in enumerate(pieces):
+            out[owner == i] = piece
         return out
+
+
+def _same_width(pieces: Sequence[Tensor]) -> list[Tensor]:
+    """Log-probabilities cut to the ids that all have; the others are padding."""
+    width = min(p.shape[-1] for p in pieces)
+    return [p if p.shape[-1] == width else p[:, :width].log_softmax(-1) for p in pieces]

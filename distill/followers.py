@@ -2,7 +2,8 @@
 
 A follower of an adapter is another adapter of the same base, so it costs no second copy of the
 model; a follower of full weights is a frozen copy of the model. The average of an adapter is taken
-factor by factor, as other trainers do; it is not the average of the products.
+factor by factor, as other trainers do; it is not the average of the products. Of half-precision
+weights the average itself is kept in float32: a small rate would round to no step at all.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Follower:
 
     def __init__(self, model: Any, spec: FollowerSpec, *, kind: Literal["full", "adapter"]) -> None:
         self.spec = spec
+        self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
         if kind == "full":
             self.model = copy.deepcopy(model).requires_grad_(False)
             theirs = dict(self.model.named_parameters())
@@ -47,13 +49,18 @@ class Follower:
             self.model = model
             model.add_adapter(spec.name, model.peft_config["default"])
             named = dict(model.named_parameters())
-            self._pairs = {}
             for name, parameter in named.items():
                 if ".default." in name:
                     own = named[name.replace(".default.", f".{spec.name}.")]
                     own.requires_grad_(False)
                     self._pairs[name] = (parameter, own)
         self._copy()
+        averaged = self._pairs.items() if spec.name == "ema" else ()
+        self._exact: dict[str, Tensor] = {
+            name: own.detach().float()
+            for name, (_, own) in averaged
+            if own.dtype in (torch.bfloat16, torch.float16)
+        }
 
     @torch.no_grad()
     def _copy(self) -> None:
@@ -64,14 +71,20 @@ class Follower:
     def follow(self, step: int) -> None:
         """Move once after optimizer step 1, 2, ..."""
         if self.spec.name == "ema":
-            for theirs, own in self._pairs.values():
-                own.lerp_(theirs.to(own.dtype), self.spec.rate)
+            for name, (theirs, own) in self._pairs.items():
+                average = self._exact.get(name, own)
+                average.lerp_(theirs.to(average.dtype), self.spec.rate)
+                if average is not own:
+                    own.copy_(average)
         elif step % self.spec.every == 0:
             self._copy()
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights by the student's parameter names, for a checkpoint."""
-        return {name: own.detach().contiguous() for name, (_, own) in self._pairs.items()}
+        return {
+            name: self._exact.get(name, own).detach().contiguous()
+            for name, (_, own) in self._pairs.items()
+        }
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -83,3 +96,5 @@ class Follower:
             )
         for name, (_, own) in self._pairs.items():
             own.copy_(tensors[name])
+            if name in self._exact:
+                self._exact[name].copy_(tensors[name])

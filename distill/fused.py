@@ -34,7 +34,6 @@ def has_closed_form(spec: DivergenceSpec, target: Distribution | Candidates, hea
         and not spec.entry_clip
         and head.soft_cap is None
         and isinstance(target, HiddenDistribution)
-        and target.num_ids is None
         and target.head.vocab_size == head.vocab_size
     )
 

@@ -12,7 +12,7 @@ A chunk's logits live only while the chunk is worked on. With gradient and more 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -240,25 +240,25 @@ class _Chunked(torch.autograd.Function):
         rows, weight, bias = ctx.saved_tensors
         what: HeadPass = ctx.what
         sums = _Sums.zeros((rows, weight, bias), ctx.needs_input_grad)
-        again: list[tuple[int, Tensor]] = []
-        if grads[0] is not None:
-            again.append((0, grads[0]))
+        again = [] if grads[0] is None else [(0, grads[0])]
+        unknown: list[Wanted] = []
         for i, wanted in enumerate(what.divergences):
-            column = ctx.first + 2 * i
-            upstream = grads[column]
+            upstream = grads[ctx.first + 2 * i]
             if upstream is None:
                 continue
             factor = None if wanted.weights is None else _one_scalar(upstream, wanted.weights)
             if factor is None:
-                again.append((column, upstream))
+                again.append((1 + 2 * len(unknown), upstream))
+                unknown.append(wanted)
             else:
                 sums.plus(ctx.ahead[id(wanted)], factor)
         if again:
+            less = replace(what, entropy=False, top_k=0, divergences=unknown)
             for a, b in ctx.bounds:
                 raw = what.head.raw(rows[a:b])
                 with torch.enable_grad():
                     leaf = raw.requires_grad_()
-                    columns = what._columns(leaf, a, b)
+                    columns = less._columns(leaf, a, b)
                     value = torch.stack([(columns[c] * g[a:b]).sum() for c, g in again]).sum()
                 (d_raw,) = torch.autograd.grad(value, leaf)
                 sums.add(d_raw, rows[a:b], weight, slice(a, b))

@@ -11,7 +11,7 @@ positions only, in float32, whatever the model's dtype.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,6 +63,11 @@ class Head:
     @property
     def vocab_size(self) -> int:
         return self.weight.shape[0]
+
+    def cut(self, num_ids: int | None) -> Head:
+        """The head of the first `num_ids` entries alone; of all with None."""
+        bias = None if self.bias is None else self.bias[:num_ids]
+        return replace(self, weight=self.weight[:num_ids], bias=bias)
 
     def raw(self, rows: Tensor) -> Tensor:
         """The linear layer alone: rows [n, d] -> [n, V] float32."""

@@ -11,7 +11,7 @@ Roles share one copy of the base weights:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -129,8 +129,14 @@ class Policy:
     def add_follower(self, spec: FollowerSpec) -> str:
         """A role whose weights follow the student's, made from what the student is now; returns
         its name."""
-        made = Follower(self.model, spec, kind=self.kind)
-        self.followers[spec.name] = made
+        known = self.followers.get(spec.name)
+        if known is None:
+            self.followers[spec.name] = Follower(self.model, spec, kind=self.kind)
+        elif known.spec != spec:
+            raise ConfigError(
+                f"one student has one role {spec.name!r}, asked for as {known.spec} and as {spec}; "
+                "give both self-teachers the same rate and every"
+            )
         return spec.name
 
     def after_step(self, step: int) -> None:
@@ -210,17 +216,17 @@ class Policy:
         """
         counts = [len(v.positions) for v in views]
         pieces: list[Tensor | None] = [None] * len(views)
+        lengths = {i: len(v.token_ids) for i, v in enumerate(views) if v.positions}
         with self.as_role(role) as model:
-            for cut in _cuts([len(v.token_ids) for v in views], self.max_tokens):
+            for cut in _cuts(lengths, self.max_tokens):
                 part = [views[i] for i in cut]
                 ids, attention, mask = (x.to(self.device) for x in _pad_views(part))
                 rows = predictor_rows(hidden_states(model, ids, attention), mask)
                 sizes = [counts[i] for i in cut]
                 for i, piece in zip(cut, rows.split(sizes), strict=True):
                     pieces[i] = piece
-        width = self.model.config.get_text_config().hidden_size
         found = [p for p in pieces if p is not None]
-        return (torch.cat(found) if found else torch.zeros(0, width, device=self.device)), counts
+        return (torch.cat(found) if found else self.head(role).weight.detach()[:0]), counts
 
     def head(self, role: str = STUDENT) -> Head:
         model = self.model
@@ -236,13 +242,14 @@ class Policy:
         views: Sequence[TeacherView],
         role: str = STUDENT,
         want: ScoreRequest = _JUST_LOGPROBS,
+        num_ids: int | None = None,
     ) -> list[Scores]:
         """Log-probabilities of the trained tokens of each view under a role, and what is wanted.
 
-        Raises ConfigError for more candidates than the vocabulary has entries.
+        `num_ids` cuts the vocabulary. Raises ConfigError for more candidates than it has entries.
         """
         rows, counts = self.hidden(views, role)
-        head = self.head(role)
+        head = self.head(role).cut(num_ids)
         chosen = [[v.token_ids[p]] for v in views for p in v.positions]
         if want.candidate_ids is not None:
             asked = [list(ids) for row in want.candidate_ids for ids in row]
@@ -252,18 +259,25 @@ class Policy:
                 f"{want.candidates} candidates were asked for, the vocabulary has "
                 f"{head.vocab_size} entries; lower objective.k"
             )
-        ids = torch.tensor(chosen, dtype=torch.long, device=self.device).view(len(chosen), -1)
-        out = HeadPass(head=head, token_ids=ids, entropy=want.entropy, top_k=want.candidates).run(
-            rows
-        )
-        columns: list[list[Any] | None] = [out.tokens.tolist(), None, None, None]
+        width = len(chosen[0]) if chosen else 1
+        ids = torch.tensor(chosen, dtype=torch.long, device=self.device).view(-1, width)
+        absent = ids >= head.vocab_size  # padding of a wider model: this one rules it out
+        out = HeadPass(
+            head=head,
+            token_ids=ids.masked_fill(absent, 0),
+            entropy=want.entropy,
+            top_k=want.candidates,
+        ).run(rows)
+        first, others = absent.split([1, width - 1], dim=1)
+        tokens = out.tokens.masked_fill(first.squeeze(1), -torch.inf)
+        columns: list[list[Any] | None] = [tokens.tolist(), None, None, None]
         if out.entropy is not None:
             columns[1] = out.entropy.tolist()
         if out.top_ids is not None and out.top_logprobs is not None:
             columns[2], columns[3] = out.top_ids.tolist(), out.top_logprobs.tolist()
         elif want.candidate_ids is not None:
             columns[2] = [ids for row in want.candidate_ids for ids in row]
-            columns[3] = out.candidates.tolist()
+            columns[3] = out.candidates.masked_fill(others, -torch.inf).tolist()
         stops = list(accumulate(counts))
         found = []
         for view, count, stop in zip(views, counts, stops, strict=True):
@@ -283,9 +297,9 @@ class Policy:
         return found
 
 
-def _cuts(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+def _cuts(lengths: Mapping[int, int], max_tokens: int) -> Iterator[list[int]]:
     cut: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+    for i in sorted(lengths, key=lambda i: (lengths[i], i)):
         if cut and (len(cut) + 1) * lengths[i] > max_tokens:
             yield cut
             cut = []

@@ -237,19 +237,30 @@ def mixed_groups(rollouts: Sequence[Rollout]) -> list[str]:
 def keep_mixed_groups(rollouts: Sequence[Rollout], wanted: int) -> list[Rollout]:
     """The rows, with the masks of all but `wanted` mixed groups emptied (DAPO's refill).
 
-    When there are fewer, the first others fill up, so that a step never trains on nothing.
+    When there are fewer, the first others fill up, so that a step never trains on nothing. Each
+    worked solution stays and takes the place of a group.
     """
+    worked = {r.traj_id for r in rollouts if r.policy_version < 0}
+    wanted -= len(worked)
     mixed = mixed_groups(rollouts)[:wanted]
-    others = [n for n in dict.fromkeys(r.group_id for r in rollouts) if n not in set(mixed)]
+    own = dict.fromkeys(r.group_id for r in rollouts if r.traj_id not in worked)
+    others = [n for n in own if n not in set(mixed)]
     kept = {*mixed, *others[: wanted - len(mixed)]}
     return [
-        r if r.group_id in kept else replace(r, completion_mask=(False,) * len(r.token_ids))
+        r
+        if r.traj_id in worked or r.group_id in kept
+        else replace(r, completion_mask=(False,) * len(r.token_ids))
         for r in rollouts
     ]
 
 
-def summarise(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What a step's rows looked like: rewards (also per domain), lengths, cuts and failures."""
+def summarise(
+    rollouts: Sequence[Rollout], trained: Sequence[Rollout] | None = None
+) -> dict[str, float]:
+    """What a step's rows looked like: rewards (also per domain), lengths, cuts and failures.
+
+    `trained` are the same rows as the update sees them: a view may have shrunk a group.
+    """
     total = len(rollouts)
     out = {
         "rollout/tokens": float(sum(r.num_trained for r in rollouts)),
@@ -258,7 +269,7 @@ def summarise(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "rollout/error_share": sum(r.error is not None for r in rollouts) / total,
     }
     out |= _variety([r for r in rollouts if r.policy_version >= 0 and r.num_trained])
-    sizes = Counter(r.group_id for r in rollouts if r.num_trained)
+    sizes = Counter(r.group_id for r in trained or rollouts if r.num_trained)
     groups = len({r.group_id for r in rollouts})
     if groups < total:
         out["group/mixed_share"] = len(mixed_groups(rollouts)) / groups

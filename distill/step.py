@@ -42,7 +42,7 @@ def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport
     own = score_student(parts, seen.rows, once)
     targets = score_roles(parts, seen, own, once)
     batch = collate(seen.rows, targets, pad_id=parts.pad_id, viewed=seen.viewed)
-    watched = {**summarise(sampled), **seen.metrics}
+    watched = {**summarise(sampled, seen.rows), **seen.metrics}
     if own is not None:
         kept = token_scores(own, batch.completion_mask, "behaviour")
         batch = replace(batch, behaviour_logprobs=kept.logprobs, behaviour_entropy=kept.entropy)

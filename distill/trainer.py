@@ -127,7 +127,8 @@ class Trainer:
             if not ledger.updated and bool(micro.sampler_logprobs.any()):
                 # How far engine and trainer disagree; 0 in exact arithmetic while on policy.
                 gap = (view.logprobs.detach() - micro.sampler_logprobs).abs()
-                weights = micro.completion_mask.float()
+                # Worked solutions were sampled by nobody.
+                weights = (micro.completion_mask & micro.row_sampled[:, None]).float()
                 ledger.add_metric("sampler_gap/mean", Metric(values=gap, weights=weights))
                 worst = Metric(values=gap, weights=weights, reduce="max")
                 ledger.add_metric("sampler_gap/max", worst)
@@ -190,13 +191,14 @@ def sum_terms(
 def _watch_correction(batch: Batch, ledger: Ledger) -> None:
     if batch.correction is None:
         return
-    weights = batch.completion_mask.float()
+    sampled = batch.completion_mask & batch.row_sampled[:, None]
+    weights = sampled.float()
     for name, reduce in (("mean", "mean"), ("max", "max")):
         metric = Metric(values=batch.correction, weights=weights, reduce=reduce)  # type: ignore[arg-type]
         ledger.add_metric(f"correction/{name}", metric)
     gone = Metric(values=(batch.correction == 0).float(), weights=weights)
     ledger.add_metric("correction/masked_share", gone)
-    size = effective_sample_size(batch.correction, batch.completion_mask)
+    size = effective_sample_size(batch.correction, sampled)
     share = Metric(values=size.float().view(1, 1), weights=torch.ones(1, 1))
     ledger.add_metric("correction/effective_share", share)
 
@@ -204,14 +206,25 @@ def _watch_correction(batch: Batch, ledger: Ledger) -> None:
 def _totals(batch: Batch) -> Callable[[str, str], float]:
     """Denominators of the whole step, by term name and kind; never 0."""
     mask = batch.completion_mask
+    if batch.correction is not None:
+        mask = mask & (batch.correction > 0)  # what a correction masks leaves the denominator too
     sums = {name: float(w.double().sum()) for name, w in batch.weights.items()}
-    tokens, rows = float(mask.sum()), float(mask.any(1).sum())
+    rows = {name: _num_rows(batch, mask, w) for name, w in batch.weights.items()}
+    tokens = float(mask.sum())
 
     def total(name: str, kind: str) -> float:
-        value = {"tokens": tokens, "rows": rows, "const": 1.0}.get(kind, sums.get(name, 0.0))
+        known = {"tokens": tokens, "rows": rows.get(name, 0.0), "const": 1.0}
+        value = known.get(kind, sums.get(name, 0.0))
         return value if value > 0 else 1.0
 
     return total
+
+
+def _num_rows(batch: Batch, mask: Tensor, weights: Tensor) -> float:
+    """Rows with trained tokens of the kinds that a term weighs: replies, worked solutions, both."""
+    weighed, sampled = (weights > 0).any(1), batch.row_sampled
+    counts = torch.where(sampled, (weighed & sampled).any(), (weighed & ~sampled).any())
+    return float((mask.any(1) & counts).sum())
 
 
 def _minibatches(batch: Batch, count: int) -> Sequence[Batch]:

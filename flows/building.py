@@ -94,7 +94,6 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
         student=student,
         key=key,
         objective=objective,
-        batch=config.trainer.batch,
     )
     built = teaching.Surroundings(config=config, student=student, locate=night.locate)
     teacher = built.teacher()
@@ -137,13 +136,11 @@ class _Actor:
         student: Student,
         key: str,
         objective: Objective,
-        batch: int,
     ) -> None:
         self._sampler = sampler
         self._act = act
         self._student = student
         self._key = key
-        self._batch = batch
         self._share = on_policy_share(objective)
         self.rounds = option_of(objective, "refill_rounds", 0)
         self._current: dict[str, Task] = {}
@@ -170,7 +167,7 @@ class _Actor:
         rows = self._act(acting, key) if acting else []
         rows += demonstrate(worked, self._student.chat, key=f"{key}/worked") if worked else []
         for number, extra in enumerate(self._refills(), start=1):
-            if len(mixed_groups(rows)) >= self._batch:
+            if len(mixed_groups(rows)) >= len(acting):
                 break
             self._remember(extra)
             rows += self._act(extra, f"{key}/refill{number}")

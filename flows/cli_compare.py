@@ -38,7 +38,11 @@ def compare(
     as_json: Json = False,
     home: Home = Path(),
 ) -> None:
-    """Compare objectives on the same student, teacher, tasks and number of sampled tokens."""
+    """Compare objectives on the same student, teacher, tasks and number of sampled tokens.
+
+    Without a file: every objective on a generated world. A file of your own replaces it; to change
+    only some of its tables, name both: distill compare compare my.toml.
+    """
     from flows.compare_config import choose, load_comparison
 
     comparison = choose(

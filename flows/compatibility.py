@@ -39,7 +39,8 @@ def _check_teacher(config: Config, objective: Objective, where: str) -> None:
     if missing:
         raise ConfigError(
             f"{where}: objective {objective.name!r} needs {', '.join(missing)} from its teacher, "
-            f"but {name!r} offers {', '.join(sorted(offered)) or 'nothing'}"
+            f"but {name!r} offers {', '.join(sorted(offered)) or 'nothing'}; choose another "
+            "teacher.name or objective.name"
         )
     _check_view(config, objective, where)
 

@@ -25,7 +25,8 @@ def lookup(named: Named, table: Mapping[str, Any], section: str, config: Config)
             return getattr(importlib.import_module(module), attr)
         except (ImportError, AttributeError) as error:
             raise ConfigError(
-                f"{section}.name = {named.name!r} cannot be loaded: {error}"
+                f"{section}.name = {named.name!r} cannot be loaded: {error}; write it as "
+                "my_pkg.module:Class, with the folder that holds my_pkg on PYTHONPATH"
             ) from error
     origin = find_origin(config.origins, f"{section}.name") or "default"
     raise ConfigError(

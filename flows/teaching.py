@@ -140,6 +140,8 @@ def capabilities(config: Config, options: Any, section: str = "teacher") -> froz
         return TEXT
     if isinstance(options, RoutedOptions | MixtureOptions):
         inner = nested(options.teachers, f"{section}.teachers", config)
+        if isinstance(options, RoutedOptions) and options.default is not None:
+            inner += nested({"default": options.default}, section, config)
         found = [capabilities(config, o, f"{section}.teachers.{label}") for label, o in inner]
         return frozenset.intersection(*found)
     return frozenset(options.capabilities)

@@ -16,7 +16,8 @@ class LocalTeacher:
     """Scores with a role of a policy: `student` of a frozen model, `base`, `ema`, `adapter:NAME`.
 
     Full distributions are kept as hidden states [N, d]; the head is applied chunk by chunk.
-    `num_ids` cuts them to the ids that student and teacher share, where widths differ by padding.
+    `num_ids` cuts the head to the ids that student and teacher share, where widths differ by
+    padding.
     """
 
     capabilities = EVERYTHING
@@ -30,9 +31,8 @@ class LocalTeacher:
         self.num_ids = num_ids
 
     def score(self, views: Sequence[TeacherView], want: ScoreRequest) -> list[Scores]:
-        return self.policy.score(views, self.role, want)
+        return self.policy.score(views, self.role, want, self.num_ids)
 
     def distribution(self, views: Sequence[TeacherView]) -> Distribution:
         hidden, _ = self.policy.hidden(views, self.role)
-        head = self.policy.head(self.role)
-        return HiddenDistribution(hidden=hidden, head=head, num_ids=self.num_ids)
+        return HiddenDistribution(hidden=hidden, head=self.policy.head(self.role).cut(self.num_ids))

@@ -133,7 +133,7 @@ class AntiSD:
     def prepare(self, batch: Batch, step: StepInfo, state: State) -> tuple[Batch, State]:
         rewards, groups = own_rewards(batch, self.name)
         advantages = group_advantage(rewards, groups, "zscore", self.ddof)
-        scored = batch.completion_mask & batch.row_viewed[:, None]
+        scored = batch.completion_mask & (batch.row_viewed & batch.row_sampled)[:, None]
         strength = self.strength
         if self.gate and bool(scored.any()):
             known = present(target_scores(batch, "teacher").entropy, "teacher entropy")[scored]
@@ -155,7 +155,9 @@ class AntiSD:
         weights = batch.weights[self.name]
         strength = batch.signals[f"{self.name}.strength"]
         gap = target_scores(batch, "teacher").logprobs - student_side(policy, batch)
-        bonus = anti_bonus(gap).masked_fill(~batch.row_viewed[:, None], 0.0)
+        unviewed = ~batch.row_viewed[:, None]
+        bonus = anti_bonus(gap).masked_fill(unviewed, 0.0)
+        told = weights.masked_fill(unviewed, 0.0)
         advantages = batch.signals[self.name] + strength * bonus
         ratio = importance_ratio(policy.logprobs, batch.behaviour_logprobs)
         clip = self._clip()
@@ -166,8 +168,8 @@ class AntiSD:
                 weights=weights,
                 denominator=denominator_of(self.aggregate),
                 metrics={
-                    "gap": Metric(values=gap, weights=weights),
-                    "bonus": Metric(values=bonus, weights=weights),
+                    "gap": Metric(values=gap, weights=told),
+                    "bonus": Metric(values=bonus, weights=told),
                     "strength": Metric(values=strength, weights=weights),
                     "clipped_share": Metric(values=clip.outside(ratio), weights=weights),
                 },

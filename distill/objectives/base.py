@@ -118,17 +118,40 @@ class Objective(Protocol):
     def __call__(self, policy: PolicyView, batch: Batch) -> tuple[Term, ...]: ...
 
 
+def reads_teacher(objective: Objective) -> bool:
+    """Whether an objective needs scores or distributions of the teacher at all."""
+    return any(need.startswith("teacher.") for need in objective.needs)
+
+
 def asks_teacher(objective: Objective, step: StepInfo) -> bool:
     """Whether this step uses the teacher. An objective may have `teacher_active(step)`, so that
     nobody scores what a schedule multiplies by zero."""
+    if not reads_teacher(objective):
+        return False
     active = getattr(objective, "teacher_active", None)
     return True if active is None else bool(active(step))
 
 
 def option_of(objective: Objective, name: str, default: Any) -> Any:
-    """An option that concerns the whole step, such as k; of a sum, the first part's that has it."""
+    """An option that concerns the whole step; of a sum, that of the first part that has it."""
     parts = [part for part, _ in getattr(objective, "parts", ((objective, 1.0),))]
     return next((getattr(part, name) for part in parts if hasattr(part, name)), default)
+
+
+def candidate_lists(objective: Objective) -> dict[str, tuple[str, int]]:
+    """Name of each part that reads k entries per position -> who chooses them, and k."""
+    parts = [part for part, _ in getattr(objective, "parts", ((objective, 1.0),))]
+    found = {}
+    for part in parts:
+        for need, who in (("student.candidates", "student"), ("teacher.own_top_k", "teacher")):
+            if need in part.needs:
+                found[part.name] = (who, int(getattr(part, "k", 0)))
+    return found
+
+
+def num_candidates(objective: Objective) -> int:
+    """Entries per position that a step lists; a sum has one list for all its parts."""
+    return max((k for _, k in candidate_lists(objective).values()), default=0)
 
 
 def on_policy_share(objective: Objective) -> float:

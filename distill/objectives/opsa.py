@@ -59,6 +59,13 @@ def entropy_advantage(entropy: Tensor, selected: Tensor, a_min: float, a_max: fl
     return out
 
 
+def _ends(mask: Tensor, row_ended: Tensor) -> Tensor:
+    """Marks the end token of every turn: [B, T] bool. Only the last turn of a row may lack one."""
+    closing = mask.int().diff(dim=1, append=mask.new_zeros(len(mask), 1).int()) < 0
+    last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
+    return closing & ~(last & ~row_ended[:, None])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OPSA:
     name: ClassVar[str] = "opsa"
@@ -87,7 +94,7 @@ class OPSA:
     """Advantage of every selected token with mode = "fixed", < 0."""
 
     exclude_end: bool = True
-    """Never select the end token: pushing it down lengthens replies without end."""
+    """Never select the end token of a turn: pushing it down lengthens replies without end."""
 
     aggregate: ClassVar[str] = "mean of each row's selected tokens, then of rows"
 
@@ -112,8 +119,7 @@ class OPSA:
         entropy = present(batch.behaviour_entropy, "entropies before the update")
         eligible = batch.completion_mask & batch.row_sampled[:, None]
         if self.exclude_end:
-            last = eligible & (eligible.cumsum(1) == eligible.sum(1, keepdim=True))
-            eligible = eligible & ~(last & batch.row_ended[:, None])
+            eligible = eligible & ~_ends(eligible, batch.row_ended)
         if self.scope == "batch":
             parts = [(logprobs.flatten(), entropy.flatten(), eligible.flatten())]
         else:

@@ -125,7 +125,9 @@ class SDPO:
             ratio = importance_ratio(policy.logprobs, batch.behaviour_logprobs)
             per_token = Clip().surrogate(ratio, advantages)
             metrics = {
-                "reverse_kl": Metric(values=-gap, weights=weights),
+                "reverse_kl": Metric(
+                    values=-gap, weights=weights.masked_fill(~batch.row_viewed[:, None], 0.0)
+                ),
                 **advantage_metrics(advantages, weights),
             }
         else:

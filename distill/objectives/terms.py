@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from distill.batch import Batch
 from distill.errors import ConfigError
@@ -14,6 +17,8 @@ from distill.objectives.base import (
     State,
     Term,
     asks_teacher,
+    candidate_lists,
+    reads_teacher,
 )
 from distill.types import StepInfo
 
@@ -31,6 +36,13 @@ class Sum:
             raise ConfigError(f"every term needs an objective of its own, got {', '.join(names)}")
         if any(not coefficient > 0 for _, coefficient in self.parts):
             raise ConfigError("every coefficient of objective.terms must be positive")
+        lists = candidate_lists(self)
+        if len(set(lists.values())) > 1:
+            told = ", ".join(f"{name}: {k} of the {who}" for name, (who, k) in lists.items())
+            raise ConfigError(
+                "a step lists the most likely entries once for all objective.terms; give them the "
+                f"same k and the same chosen_by, found {told}"
+            )
 
     @property
     def name(self) -> str:
@@ -42,11 +54,10 @@ class Sum:
 
     @property
     def keeps_unviewed(self) -> bool:
-        return any(getattr(part, "keeps_unviewed", False) for part, _ in self.parts)
+        return any(_keeps_unviewed(part) for part, _ in self.parts)
 
     def teacher_active(self, step: StepInfo) -> bool:
-        asking = [p for p, _ in self.parts if any(n.startswith("teacher.") for n in p.needs)]
-        return any(asks_teacher(part, step) for part in asking)
+        return any(asks_teacher(part, step) for part, _ in self.parts)
 
     def plan(self) -> ForwardPlan:
         total = ForwardPlan()
@@ -57,7 +68,10 @@ class Sum:
     def prepare(self, batch: Batch, step: StepInfo, state: State) -> tuple[Batch, State]:
         states: dict[str, Any] = dict(state)
         for part, _ in self.parts:
+            others = batch.weights
             batch, states[part.name] = part.prepare(batch, step, states.get(part.name, {}))
+            if not _keeps_unviewed(part):
+                batch = _only_viewed(batch, others)
         return batch, states
 
     def __call__(self, policy: PolicyView, batch: Batch) -> tuple[Term, ...]:
@@ -66,3 +80,16 @@ class Sum:
             for part, coefficient in self.parts
             for term in part(policy, batch)
         )
+
+
+def _keeps_unviewed(part: Objective) -> bool:
+    """Whether a term counts rows that the teacher has no view of; one that asks no teacher does."""
+    return not reads_teacher(part) or bool(getattr(part, "keeps_unviewed", False))
+
+
+def _only_viewed(batch: Batch, others: Mapping[str, Tensor]) -> Batch:
+    """The weights that are not in `others`, without rows that another term keeps although the
+    teacher had no view of them."""
+    unviewed = ~batch.row_viewed[:, None]
+    new = {n: w.masked_fill(unviewed, 0.0) for n, w in batch.weights.items() if n not in others}
+    return replace(batch, weights={**batch.weights, **new})

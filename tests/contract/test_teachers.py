@@ -276,3 +276,36 @@ def test_a_teacher_with_another_tokenizer_is_refused_with_the_first_difference()
     require_same_tokenizer(ours, char_tokenizer("_$^abc"), "t")
     with pytest.raises(ConfigError, match="first difference: 'b' is 4 here and 5 there"):
         require_same_tokenizer(ours, theirs, "t")
+
+
+def padded(num_ids):
+    """A teacher over the 48 entries of the tiny model, of which only the first are tokens."""
+    return LocalTeacher(frozen().policy, name="t", num_ids=num_ids)
+
+
+def test_a_teacher_scores_over_the_ids_that_both_sides_share():
+    teacher, views = padded(41), views_of(random_rollouts())
+    log_probs = teacher.distribution(views).log_probs(
+        torch.arange(sum(len(v.positions) for v in views))
+    )
+    known = [((3, 47),) * len(v.positions) for v in views]
+    scores = teacher.score(views, ScoreRequest(entropy=True, candidate_ids=known))
+    ids = torch.tensor([v.token_ids[p] for v in views for p in v.positions])
+    found = torch.tensor([x for s in scores for x in s.logprobs])
+    torch.testing.assert_close(found, log_probs.gather(1, ids[:, None])[:, 0])
+    listed = torch.tensor([x for s in scores for x in s.candidate_logprobs])
+    torch.testing.assert_close(listed[:, 0], log_probs[:, 3])
+    assert bool(listed[:, 1].isneginf().all()), "an id that only one side has"
+    top = teacher.score(views, ScoreRequest(candidates=41))
+    assert max(i for s in top for row in s.candidate_ids for i in row) < 41
+
+
+def test_a_mixture_of_teachers_whose_widths_differ_by_padding_is_over_the_shared_ids():
+    views = views_of(random_rollouts())
+    rows = torch.arange(sum(len(v.positions) for v in views))
+
+    def mixed(*parts):
+        teacher = MixtureTeacher(parts, weights=[0.5, 0.5], name="mix")
+        return teacher.distribution(views).log_probs(rows)
+
+    torch.testing.assert_close(mixed(frozen(), padded(41)), mixed(padded(41), padded(41)))

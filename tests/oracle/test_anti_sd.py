@@ -151,12 +151,13 @@ def test_the_gate_is_open_after_the_warm_up_until_the_entropy_falls():
     assert not EntropyGate().update(state, 0.37)[0]
 
 
-def test_the_entropy_of_a_row_without_a_view_does_not_move_the_gate():
+@pytest.mark.parametrize("missing", ["row_viewed", "row_sampled"])
+def test_only_replies_that_the_teacher_has_a_view_of_move_the_gate(missing):
     _, batch = published()
     seen = torch.full((2, 4), 0.4, dtype=F64)
     seen[1] = 9.0
     batch.targets["teacher"] = replace(batch.targets["teacher"], entropy=seen)
-    batch = replace(batch, row_viewed=torch.tensor([True, False]))
+    batch = replace(batch, **{missing: torch.tensor([True, False])})
     for statistic in ("median", "mean"):
         _, state = AntiSD(statistic=statistic).prepare(batch, INFO, {})
         assert state["warmup"] == pytest.approx([0.4])

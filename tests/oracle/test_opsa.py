@@ -129,6 +129,19 @@ def test_the_end_token_is_never_selected_unless_asked():
     close(found, [[0.0, 0.0, -1.0]])
 
 
+def test_the_end_token_of_an_earlier_turn_is_never_selected_either():
+    trained = torch.tensor([[False, True, True, False, True, True]])
+    for ended, expected in ((True, [0, 0, 0, -1.0, 0]), (False, [0, 0, 0, 0, -1.0])):
+        found, _, _ = run(
+            OPSA(fraction=0.3),
+            [[-1.0, -9.0, 0.0, -2.0, -8.0]],
+            [[0.5] * 5],
+            completion_mask=trained,
+            row_ended=torch.tensor([ended]),
+        )
+        close(found, [expected])
+
+
 def test_worked_solutions_are_not_pushed():
     sampled = {"row_sampled": torch.tensor([True, False])}
     found, _, _ = run(OPSA(scope="batch", fraction=0.2), *BOTH, **sampled)

@@ -101,9 +101,10 @@ def test_a_teacher_is_asked_while_one_term_uses_it():
     assert Sum(parts=((RLSD(), 1.0), (GKD(), 1.0))).teacher_active(late)
 
 
-def test_unviewed_rows_are_kept_when_one_term_keeps_them():
-    assert Sum(parts=((AntiSD(), 1.0), (SFT(), 1.0))).keeps_unviewed
-    assert not Sum(parts=((SDPO(), 1.0), (SFT(), 1.0))).keeps_unviewed
+def test_unviewed_rows_are_kept_when_one_term_keeps_them_or_asks_no_teacher():
+    assert Sum(parts=((AntiSD(), 1.0), (SDPO(), 1.0))).keeps_unviewed
+    assert Sum(parts=((SFT(), 1.0), (SDPO(), 1.0))).keeps_unviewed
+    assert not Sum(parts=((SDPO(), 1.0), (RLSD(), 1.0))).keeps_unviewed
 
 
 def test_candidates_of_two_roles_in_one_pass_are_refused():

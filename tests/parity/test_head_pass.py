@@ -122,7 +122,7 @@ def test_a_soft_cap_changes_the_divergence_and_its_gradient(monkeypatch):
         ProbabilityMixture(
             parts=(TEACHER, replace(TEACHER, hidden=draw(N, D, seed=9))), weights=(0.4, 0.6)
         ),
-        HiddenDistribution(hidden=draw(N, D, seed=5), head=make_head(seed=6), num_ids=V - 3),
+        HiddenDistribution(hidden=draw(N, D, seed=5), head=make_head(seed=6).cut(V - 3)),
         HiddenDistribution(
             hidden=draw(N, D, seed=5), head=make_head(seed=6, soft_cap=2.0, scale=0.5)
         ),
@@ -156,6 +156,25 @@ def test_a_teacher_that_rules_entries_out_leaves_value_and_gradient_finite(monke
         assert bool(torch.isfinite(chunked[0].divergences[0].per_token).all())
         assert all(bool(torch.isfinite(grad).all()) for grad in chunked[1])
         compare(chunked, dense)
+
+
+def test_the_teacher_is_read_once_where_only_tokens_are_computed_again(monkeypatch):
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 3 * V)
+    asked = []
+
+    class Counted:
+        def log_probs(self, rows):
+            asked.append(len(rows))
+            return TEACHER.log_probs(rows)
+
+    rows, weights = draw(N, D, seed=1).requires_grad_(), draw(N, seed=2).abs()
+    wanted = Wanted(
+        spec=SPECS["forward KL"], target=Counted(), rows=torch.arange(N), weights=weights
+    )
+    ids = torch.zeros(N, 1, dtype=torch.long)
+    out = HeadPass(head=make_head(), token_ids=ids, divergences=(wanted,)).run(rows)
+    (out.tokens.square().sum() + (out.divergences[0].per_token * weights).sum()).backward()
+    assert sum(asked) == N
 
 
 def test_a_frozen_head_gets_no_gradient(monkeypatch):

@@ -101,6 +101,15 @@ ILLEGAL = {
         ("teacher.name=text", "teacher.path=a", "objective.name=opd"),
         r"needs logprobs from its teacher, but 'text' offers text",
     ),
+    "a default teacher that only writes": (
+        (
+            "teacher.name=routed",
+            'teacher.teachers={rule={name="local", path="a"}}',
+            'teacher.default={name="text", path="b"}',
+            "objective.name=opd",
+        ),
+        r"teacher.default only writes text and cannot score tokens",
+    ),
     "a scoring teacher that should write": (
         (*LOCAL, *REFERENCE, "objective.name=omni_opd"),
         r"needs text from its teacher, but 'local' offers",

@@ -83,10 +83,28 @@ class KilledAt(NoProgress):
             raise Killed
 
 
-def test_a_self_teacher_of_full_weights_is_the_same_after_a_resume(tmp_path):
+METHODS = {
+    "a self-teacher of full weights": (),
+    "a gate, and rows without a view": (
+        *("objective.name=anti_sd", "objective.warmup_steps=2", "teacher.weights=ema"),
+        *("teacher.rate=0.3", "view.name=with_peer_success"),
+    ),
+    "a snapshot under an adapter, read at the student's entries": (
+        *("objective.name=opd", "objective.support=top_k", "objective.k=4", "model.kind=adapter"),
+        *("model.rank=4", "teacher.weights=snapshot", "teacher.every=2"),
+    ),
+    "several updates of refilled groups": (
+        *("objective.name=dapo", "teacher.name=", "view.name=plain"),
+        *("trainer.epochs=2", "trainer.minibatches=2"),
+    ),
+}
+
+
+@pytest.mark.parametrize("changes", METHODS.values(), ids=METHODS.keys())
+def test_a_stage_is_the_same_after_a_resume(changes, tmp_path):
     digests = []
     for name, stops in (("whole", ()), ("broken", (3, 5))):
-        night = make_night(tmp_path / name, self_taught())
+        night = make_night(tmp_path / name, self_taught(*changes))
         begin(night)
         prepare_start(night)
         (stage,) = night.student_stages
