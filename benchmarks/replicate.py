@@ -100,11 +100,6 @@ def _percent(values: Sequence[float]) -> str:
     return f"{100 * fmean(values):.1f} %"
 
 
-def _both(*answers: Answer) -> str:
-    """Reproduced when every part is; else the first part that is not."""
-    return next((a.result for a in answers if a.result != "reproduced"), "reproduced")
-
-
 def _to_level(found: Found, name: str, unit: str) -> list[float | None]:
     """Per seed, steps or tokens of the first point at the level."""
     level = found.results.level
@@ -187,7 +182,7 @@ def irreducible(found: Found) -> Answer:
     }
     apart = verdict(found.values("opsd"), found.values("rlsd"))
     return Answer(
-        result=_both(gain, loss, apart),
+        result=f"gains: {gain.result}; above OPSD: {apart.result}; OPSD declines: {loss.result}",
         numbers=(
             f"RLSD gains {gain.numbers}; OPSD loses {loss.numbers}; RLSD against OPSD "
             f"{apart.numbers}; replies that show a mark of the hint, at most: OPSD "
@@ -223,6 +218,10 @@ def economy(found: Found) -> Answer:
 def forgetting(found: Found) -> Answer:
     if not learned_in(found, "sft", "rule2"):
         return Answer(result="no verdict", numbers="SFT did not learn the second task")
+    reads = fmean(run.kept.start for run in found.results.runs if run.kept is not None)
+    if reads < 0.9:
+        told = f"the self-teacher solves only {100 * reads:.0f} % of hinted tasks"
+        return Answer(result="no verdict", numbers=told)
     kept = verdict(found.values("sft", domain="rule"), found.values("sdft", domain="rule"))
     new = verdict(found.values("sft", domain="rule2"), found.values("sdft", domain="rule2"))
     old = _percent(found.values("sft", "start", "rule"))

@@ -288,6 +288,8 @@ def _merge(
     for key, value in table.items():
         dotted = join(path, key)
         below = into.get(key)
+        if isinstance(value, Mapping) and key == "objective" and TERMS in value:
+            value = {"name": TERMS, **value}
         if isinstance(value, Mapping):
             if not isinstance(below, dict) or _renames(dotted, below, value):
                 forget(origins, dotted)

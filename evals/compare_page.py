@@ -44,7 +44,7 @@ _SHEETS = ("report.css", "compare_page.css")
 def _header(results: Results) -> Html:
     rows, count = results.table.rows, len(results.table.rows)
     best = rows[0]
-    title = (el("span", best.name, class_="best"), f" ends highest: {_percent(best.end)}")
+    title = _title(results)
     goals = [found["all"] for seed in results.teachers.values() for found in seed.values()]
     tiles = [
         _tile("Contenders", f"{count}"),
@@ -64,6 +64,19 @@ def _header(results: Results) -> Html:
         el("p", _what(results), class_="note"),
         el("dl", *tiles, class_="tiles"),
     )
+
+
+def _title(results: Results) -> tuple[Html | str, ...]:
+    """The outcome in one line, no surer than the numbers are."""
+    best, *others = results.table.rows
+    if best.change.low <= 0:
+        return ("No contender surely rose above the start",)
+    seen = results.table.detectable or 0.0
+    close = [row.name for row in others if best.end - row.end < seen and row.change.low > 0]
+    if close:
+        names = ", ".join([best.name, *close[:3]]) + (" and others" if len(close) > 3 else "")
+        return (el("span", names, class_="best"), " end highest, too close to tell apart")
+    return (el("span", best.name, class_="best"), f" ends highest: {_percent(best.end)}")
 
 
 def _what(results: Results) -> str:

@@ -116,7 +116,10 @@ def read_facts(run_dir: Path) -> Facts:
     return Facts(
         run=str(summary.get("run") or run_dir.resolve().name),
         decision=str(decision) if decision else None,
-        headline=headline(str(decision) if decision else None, overall, bool(summary)),
+        headline=_failure(run_dir)
+        if not summary and _failure(run_dir)
+        else headline(str(decision) if decision else None, overall, bool(summary))
+        + _stopped(summary),
         overall=overall,
         domains=tuple(
             found
@@ -134,6 +137,20 @@ def read_facts(run_dir: Path) -> Facts:
         about=_about(summary),
         environment=tuple(_flat(env, skip=("argv",))),
     )
+
+
+def _failure(run_dir: Path) -> str:
+    """Why the last attempt of a run ended, when it failed."""
+    path = run_dir / "events.jsonl"
+    rows = read_jsonl(path) if path.exists() else []
+    if not rows or rows[-1].get("event") != "failed":
+        return ""
+    return f"Failed: {rows[-1].get('error') or 'unknown'}"
+
+
+def _stopped(summary: Fields) -> str:
+    names = [str(s["name"]) for s in summary.get("stages") or () if s.get("stopped")]
+    return f" Stopped early: stage {', '.join(names)} (see the warnings)." if names else ""
 
 
 def headline(decision: str | None, overall: Comparison | None, finished: bool) -> str:

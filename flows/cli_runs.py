@@ -56,15 +56,20 @@ def runs_list(as_json: Json = False, home: Home = Path()) -> None:
 def runs_show(run: Run = "", as_json: Json = False, home: Home = Path()) -> None:
     """Show what a run found."""
     from distill.rundir import read_json
+    from flows.launch import failure
 
     chosen = _open(home, run)
     facts = {"run": chosen.name, "state": _state(chosen), **SUMMARY}
+    if facts["state"] == "failed":
+        facts["error"] = failure(chosen)
     if chosen.is_finished:
         facts |= read_json(chosen.summary_path)
     if as_json:
         print_json(facts)
         return
     print(f"run: {facts['run']}, {facts['state']}")
+    if facts.get("error"):
+        print(f"error: {facts['error']}")
     print(f"verdict: {facts['verdict'] or 'none yet'}")
     for reason in facts["reasons"]:
         print(f"  {reason if isinstance(reason, str) else reason.get('text')}")
@@ -128,11 +133,13 @@ def _open(home: Path, run: str) -> RunDir:
 
 def _state(run: RunDir) -> str:
     from distill.lock import is_held
-    from flows.launch import LOCK_FILE, is_over
+    from flows.launch import LOCK_FILE, failure, is_over
 
     if is_over(run):
         return "finished"
-    return "running" if is_held(run.path / LOCK_FILE) else "interrupted"
+    if is_held(run.path / LOCK_FILE):
+        return "running"
+    return "failed" if failure(run) else "interrupted"
 
 
 def _row(run: RunDir) -> dict[str, Any]:

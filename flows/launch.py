@@ -23,6 +23,7 @@ from flows.doctor import require_ready, versions
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = "lock.json"
+FAILED = "failed"
 TRAINED = "trained"
 """The last event of a run of `distill train`, which has no summary."""
 
@@ -118,6 +119,14 @@ def is_over(run: RunDir) -> bool:
         return True
     rows = read_jsonl(run.events_path) if run.events_path.exists() else []
     return bool(rows) and rows[-1].get("event") == TRAINED
+
+
+def failure(run: RunDir) -> str | None:
+    """The error that ended a run's last attempt; None for any other end, or none."""
+    rows = read_jsonl(run.events_path) if run.events_path.exists() else []
+    if not rows or rows[-1].get("event") != FAILED:
+        return None
+    return str(rows[-1].get("error", "unknown"))
 
 
 def subcommand_of(run: RunDir) -> str | None:

@@ -21,11 +21,15 @@ from distill.errors import DistillError, PreflightError
 from distill.leftovers import sweep_dead, sweep_partial
 from distill.rundir import RunDir
 from distill.types import Verdict
+from evals.report import build
 from flows import judging, registry, wiring
+from flows.launch import FAILED
 from flows.night import Night, begin, register_start, set_threads
 from flows.orphans import end_orphans, record_as_they_start
 from flows.progress import Progress
 from flows.stages import run_stage
+
+logger = logging.getLogger(__name__)
 
 SERVER_PATIENCE = 180
 """Seconds that Prefect's local server may take to start."""
@@ -74,11 +78,20 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
         try:
             execute(night, plan(night, warnings))
         except DistillError as error:
-            run.add_event("failed", error=str(error))
+            run.add_event(FAILED, error=str(error))
+            _report_failure(run)
             raise
         verdict = judging.judge(night)
         run.add_event("finished", verdict=verdict.decision)
     return verdict
+
+
+def _report_failure(run: RunDir) -> None:
+    """What there is of a report: why the night ended, and the curve up to there."""
+    try:
+        build(run.path)
+    except DistillError as error:
+        logger.warning("no report of the failed night: %s", error)
 
 
 def _plain(night: Night, steps: list[PlanStep]) -> None:

@@ -50,7 +50,8 @@ class LocalOptions:
     def __post_init__(self) -> None:
         if not (self.path or self.adapter):
             raise ConfigError(
-                "teacher.path is missing: a model, or an adapter of the student's base"
+                'the option path is missing: "local" needs a model, or an adapter of the '
+                "student's base"
             )
 
 

@@ -16,6 +16,7 @@ from distill.tables import coerce
 from distill.tokens import Chat
 from flows import compatibility
 from flows.naming import INJECTED, construct, lookup, options_of
+from flows.shadowed import require_effect
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +32,7 @@ ENGINES: dict[str, type[Any]] = {"hf": HFOptions}
 
 def check(config: Config) -> None:
     """Refuse what cannot run, before any model is loaded. ConfigError names the legal choices."""
+    require_effect(config)
     names = [s.name for s in config.stages]
     if not any(s.target == "student" for s in config.stages):
         raise ConfigError(

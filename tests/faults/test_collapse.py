@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def test_an_absurd_learning_rate_fails_the_night_and_keeps_the_weights_before_it
     assert kept.name == "000000"
     assert digest_file(weights_file(kept)) == digest_file(weights_file(run.path / "start"))
 
+    shown = Command(warm_home)("runs", "show", "--json")
+    facts = json.loads(shown.stdout)
+    assert facts["state"] == "failed"
+    assert "stage opd collapsed" in facts["error"]
+    assert "Failed: stage opd collapsed" in (run.path / "report.md").read_text()
+
     with pytest.raises(CollapseError, match=f"at step {record['step']} "):
         resume(run)
 
@@ -65,7 +72,9 @@ def test_a_guarded_objective_ends_early_with_the_same_weights_whenever_checkpoin
     assert 1 <= stage["steps"] < 30
     assert [w for w in summary["warnings"] if "collapsed" in w] == [stage["stopped"]]
     assert stage["stopped"].startswith("stage opd collapsed: at step ")
-    assert stage["stopped"] in (run.path / "report.md").read_text()
+    report = (run.path / "report.md").read_text()
+    assert stage["stopped"] in report
+    assert "Stopped early: stage opd (see the warnings)." in report
 
     # As if killed on the way back, and without any checkpoint to go back to.
     shutil.rmtree(run.stage_dir("opd") / "final")

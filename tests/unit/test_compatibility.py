@@ -7,6 +7,7 @@ import pytest
 from distill.config import Layer, load
 from distill.errors import ConfigError
 from flows import wiring
+from flows.configs import load_config
 
 NIGHT = """
 [model]
@@ -204,3 +205,22 @@ def test_what_belongs_together_is_accepted(changes):
 def test_what_cannot_mean_anything_is_refused_with_the_legal_choices(changes, message):
     with pytest.raises(ConfigError, match=message):
         wiring.check(night(*changes))
+
+
+def test_a_value_that_every_stage_sets_for_itself_is_refused_with_where_to_write_it():
+    with pytest.raises(
+        ConfigError, match=r"trainer\.lr has no effect.*stage\.opd\.trainer\.lr=1e-05"
+    ):
+        wiring.check(load_config(["tiny", "trainer.lr=1e-5"]))
+    with pytest.raises(ConfigError, match=r"objective\.name has no effect"):
+        wiring.check(load_config(["tiny", "objective.name=opd"]))
+    wiring.check(load_config(["tiny", "stage.opd.trainer.lr=1e-5"]))
+    wiring.check(load_config(["tiny", "sampling.num_samples=2"]))
+
+
+def test_terms_take_the_place_of_a_presets_objective():
+    terms = 'stage.opd.objective.terms=[{name="grpo"}, {name="gkd", coefficient=0.1}]'
+    config = load_config(["tiny", terms, "sampling.num_samples=4"])
+    wiring.check(config)
+    stage = config.stage("opd")
+    assert wiring.build_objective(config.for_stage(stage)).name == "grpo+gkd"
