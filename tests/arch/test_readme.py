@@ -64,7 +64,7 @@ def subcommand(line: str) -> list[str]:
         if not re.fullmatch(r"[a-z][a-z-]*", word) or len(words) == 2:
             break
         words.append(word)
-    groups = {"config", "registry", "runs"}
+    groups = {"config", "registry", "runs", "skills"}
     return words[: 2 if words and words[0] in groups else 1]
 
 
