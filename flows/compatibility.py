@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distill.config import Config
 from distill.errors import ConfigError
 from distill.objectives.base import Objective, on_policy_share
@@ -66,6 +68,22 @@ def _check_view(config: Config, objective: Objective, where: str) -> None:
         raise ConfigError(
             f"{where}: a self-teacher with the view 'plain' only pulls the student back to its "
             f"own weights; choose one of the views {legal}"
+        )
+
+
+def check_routes(config: Config, domains: Sequence[str], where: str) -> None:
+    """ConfigError when tasks of a domain would have no teacher."""
+    if not config.teacher.name:
+        return
+    options = teaching.teacher_options(config, config.teacher)
+    if not isinstance(options, teaching.RoutedOptions) or options.default is not None:
+        return
+    alone = sorted(set(domains) - set(options.teachers))
+    if alone:
+        raise ConfigError(
+            f"{where}: no teacher answers for the domain {alone[0]!r}; teacher.teachers has "
+            f"{', '.join(options.teachers)}; add [teacher.teachers.{alone[0]}], or teacher.default "
+            "for every other domain"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from distill.config import Config
@@ -45,6 +45,11 @@ def options_of(cls: Any, named: Named, section: str, config: Config) -> dict[str
     def origin_of(key: str) -> str:
         return find_origin(config.origins, key) or "default"
 
+    if not (isinstance(cls, type) and is_dataclass(cls)):
+        raise ConfigError(
+            f"{origin_of(section)}: {section}.name = {named.name!r} names {cls!r}, expected a "
+            "dataclass whose fields are its options"
+        )
     own = [f for f in fields(cls) if f.name not in INJECTED]
     reject_unknown(named.options, [f.name for f in own], section, origin_of)
     hints = get_type_hints(cls)

@@ -47,7 +47,8 @@ def check_stage(config: Config, stage: Stage) -> None:
     where = f"stage {stage.name!r}"
     objective = build_objective(config)
     engine_options(config)
-    if not len(build_env(config).tasks("train")):
+    env = build_env(config)
+    if not len(env.tasks("train")):
         raise ConfigError(f"{where}: data.name = {config.data.name!r} has no task in split 'train'")
     pick_device(config.model.device)
     if stage.kind == "sft":
@@ -59,6 +60,9 @@ def check_stage(config: Config, stage: Stage) -> None:
             )
         return
     compatibility.check_on_policy(config, objective, where)
+    # Environments that say beforehand which domains their tasks have.
+    known = getattr(env, "domains", getattr(env, "generators", ()))
+    compatibility.check_routes(config, known, where)
     if config.teacher.name:
         build_view(config, None, None)  # refuses a template without its placeholders
 

@@ -185,6 +185,18 @@ ILLEGAL = {
         ),
         r"must have the labels",
     ),
+    "a domain without a teacher": (
+        (
+            "teacher.name=routed",
+            'teacher.teachers={other={name="local", path="a"}}',
+            "objective.name=opd",
+        ),
+        r"no teacher answers for the domain 'rule'.*teacher.default",
+    ),
+    "an objective that is no dataclass": (
+        ("objective.name=distill.errors:ConfigError",),
+        r"expected a dataclass whose fields are its options",
+    ),
     "truncated replies": (
         (*LOCAL, "objective.name=opd", "sampling.top_p=0.9"),
         r"untruncated distribution",
