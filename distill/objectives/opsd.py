@@ -52,7 +52,7 @@ class OPSD:
     """Softmax temperature inside the loss, on both sides (the paper: 1.1, as sampled)."""
 
     skip_first: int = 0
-    """Trained tokens at the start of each reply that stay out of the loss."""
+    """Trained tokens at the start of each row that stay out of the loss."""
 
     aggregate: Aggregate = "token"
     """What the loss is a mean over: token, sequence, sequence_sum, trajectory or constant."""

@@ -57,7 +57,7 @@ class SDFT:
     """Softmax temperature inside the loss, on both sides."""
 
     skip_first: int = 3
-    """Trained tokens at the start of each reply that stay out of the loss."""
+    """Trained tokens at the start of each row that stay out of the loss."""
 
     ratio_cap: float = 2.0
     """Upper bound on the importance ratio of a batch that is used several times."""
