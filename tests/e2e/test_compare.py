@@ -222,4 +222,4 @@ def test_the_page_opens_in_a_browser(unbroken, tmp_path):
         timeout=120,
     )
     assert done.stdout.count("<figure") == 2
-    assert "ends highest" in done.stdout
+    assert "Where each one ended" in done.stdout

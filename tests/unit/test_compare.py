@@ -310,6 +310,17 @@ def test_the_page_names_the_winner_and_draws_one_panel_per_contender() -> None:
     assert "Visible difference" not in one.words
 
 
+def test_no_title_is_surer_than_the_numbers() -> None:
+    def told(*runs: Run) -> str:
+        return "".join(Page(render(results_of(list(runs)))).words)
+
+    flat = [run_of(name, 0, [0.0] * 20) for name in ("good", "bad")]
+    assert "No contender surely rose above the start" in told(*flat)
+    near = [1.0] * 17 + [0.0] * 3
+    close = told(run_of("good", 0, GOOD), run_of("bad", 0, near))
+    assert "good, bad end highest, too close to tell apart" in close
+
+
 def test_a_run_that_stopped_shows_why_and_keeps_its_last_measure() -> None:
     broken = run_of("good", 0, GOOD, stopped="collapsed at step 12")
     last = replace(broken.curve[-1], point=1, step=12, tokens=1200, sampled=0.1)
