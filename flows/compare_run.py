@@ -165,7 +165,7 @@ class _Running:
     def to_the_end(self) -> Run:
         settings, label = self.comparison.settings, f"{self.name} (seed {self.config.run.seed})"
         began = time.monotonic()
-        self.night.progress.stage_started(label, settings.points)
+        self.night.progress.stage_started(label, settings.points, "point")
         if self.parts.engine is not None:
             self.parts.engine.load(live_ref(self.student, self.at.step))
         self._evaluate_if_due()

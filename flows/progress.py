@@ -23,7 +23,7 @@ SECONDS_PER_LINE = 10.0
 class Progress(Protocol):
     """Stages report to it. No call may change what a night computes."""
 
-    def stage_started(self, name: str, num_steps: int) -> None: ...
+    def stage_started(self, name: str, num_steps: int, unit: str = "step") -> None: ...
 
     def step(self, name: str, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -35,7 +35,7 @@ class Progress(Protocol):
 class NoProgress:
     """For the library and for tests: says nothing."""
 
-    def stage_started(self, name: str, num_steps: int) -> None:
+    def stage_started(self, name: str, num_steps: int, unit: str = "step") -> None:
         return None
 
     def step(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -53,18 +53,19 @@ class PlainProgress:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._steps: dict[str, int] = {}
+        self._steps: dict[str, tuple[int, str]] = {}
         self._last_line = 0.0
 
-    def stage_started(self, name: str, num_steps: int) -> None:
-        self._steps[name] = num_steps
+    def stage_started(self, name: str, num_steps: int, unit: str = "step") -> None:
+        self._steps[name] = (num_steps, unit)
         self._last_line = time.monotonic()
-        self.message(f"{name}: started" + (f", {num_steps} steps" if num_steps else ""))
+        self.message(f"{name}: started" + (f", {num_steps} {unit}s" if num_steps else ""))
 
     def step(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
         if time.monotonic() - self._last_line >= SECONDS_PER_LINE:
             self._last_line = time.monotonic()
-            self.message(f"{name}: step {step}/{self._steps.get(name, 0)} {_numbers(metrics)}")
+            total, unit = self._steps.get(name, (0, "step"))
+            self.message(f"{name}: {unit} {step}/{total} {_numbers(metrics)}")
 
     def stage_done(self, name: str, seconds: float, note: str = "") -> None:
         self.message(_done(name, seconds, note))
@@ -81,7 +82,7 @@ class RichProgress:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
-    def stage_started(self, name: str, num_steps: int) -> None:
+    def stage_started(self, name: str, num_steps: int, unit: str = "step") -> None:
         self._tasks[name] = self._bars.add_task(name, total=num_steps or None, numbers="")
 
     def step(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
