@@ -48,7 +48,7 @@ smol: install ## the same with a real 135M model: about 25 minutes on two cores
 compare: install ## every objective side by side on the generated world: about ten minutes
 	$(BIN)/distill compare $(ARGS)
 
-replicate: install ## each method's main claim in miniature: about an hour; ARGS="--only bounded"
+replicate: install ## each method's main claim in miniature: an hour to an hour and a half; ARGS="--only bounded"
 	$(BIN)/python benchmarks/replicate.py $(ARGS)
 
 bench: install ## chunked divergence against the dense form: about a minute
