@@ -48,10 +48,10 @@ smol: install ## the same with a real 135M model: about 25 minutes on two cores
 compare: install ## every objective side by side on the generated world: about ten minutes
 	$(BIN)/distill compare $(ARGS)
 
-replicate: install ## each method's main claim in miniature: an hour to an hour and a half; ARGS="--only bounded"
+replicate: install ## each method's main claim in miniature: 91 minutes beside other work; ARGS="--only bounded"
 	$(BIN)/python benchmarks/replicate.py $(ARGS)
 
-bench: install ## chunked divergence against the dense form: about a minute
+bench: install ## chunked divergence against the dense form
 	$(BIN)/python benchmarks/divergence.py $(ARGS)
 	$(BIN)/python benchmarks/divergence.py --tokens 256 $(ARGS)
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from evals.compare_page_charts import panels, thousands
 from evals.compare_page_facts import About, Change, Range, Results, Row
-from evals.markup import Html, el, join
+from evals.markup import Html, el, join, section, tile
 
 _METRIC = {
     "sampled": "accuracy of sampled replies (temperature as configured)",
@@ -47,13 +47,13 @@ def _header(results: Results) -> Html:
     title = _title(results)
     goals = [found["all"] for seed in results.teachers.values() for found in seed.values()]
     tiles = [
-        _tile("Contenders", f"{count}"),
-        _tile("Tokens each", thousands(results.tokens)),
-        _tile("Seeds", f"{len(results.seeds)}"),
-        _tile("Start", _percent(sum(r.start for r in rows) / count)),
-        _tile("Best end", _percent(best.end), _interval(best.change, "change ")),
-        _tile("Teacher", _percent(sum(goals) / len(goals))) if goals else None,
-        _tile("Visible difference", f"{100 * results.table.detectable:.1f}", "points or more")
+        tile("Contenders", f"{count}"),
+        tile("Tokens each", thousands(results.tokens)),
+        tile("Seeds", f"{len(results.seeds)}"),
+        tile("Start", _percent(sum(r.start for r in rows) / count)),
+        tile("Best end", _percent(best.end), _interval(best.change, "change ")),
+        tile("Teacher", _percent(sum(goals) / len(goals))) if goals else None,
+        tile("Visible difference", f"{100 * results.table.detectable:.1f}", "points or more")
         if results.table.detectable is not None
         else None,
     ]
@@ -89,22 +89,6 @@ def _what(results: Results) -> str:
     )
 
 
-def _tile(name: str, number: str, below: str | None = None) -> Html:
-    detail = el("small", below) if below else None
-    return el("div", el("dd", number, detail), el("dt", name))
-
-
-def _section(key: str, title: str, note: str | None, *content: Html | None) -> Html:
-    return el(
-        "section",
-        el("h2", title, id=f"{key}-heading"),
-        el("p", note, class_="note") if note else None,
-        *content,
-        id=key,
-        aria_labelledby=f"{key}-heading",
-    )
-
-
 def _table(results: Results) -> Html:
     table = results.table
     against = any(row.against is not None for row in table.rows)
@@ -135,7 +119,7 @@ def _table(results: Results) -> Html:
         class_="ranks",
     )
     region = el("div", grid, class_="card scroll", tabindex=0, role="region", aria_label=caption)
-    return _section("table", "Where each one ended", _table_note(results), region)
+    return section("table", "Where each one ended", _table_note(results), region)
 
 
 def _table_note(results: Results) -> str:
@@ -194,7 +178,7 @@ def _curves(results: Results) -> Html:
         panels(results, names),
         class_="card",
     )
-    return _section("curves", "How each one learned", note, card)
+    return section("curves", "How each one learned", note, card)
 
 
 def _key(style: str, text: str) -> Html:
@@ -215,7 +199,7 @@ def _stopped(results: Results) -> Html | None:
     if not items:
         return None
     note = "Their last evaluation is of the weights that they ended with."
-    return _section("stopped", "Stopped early", note, el("ul", *items, class_="checks card"))
+    return section("stopped", "Stopped early", note, el("ul", *items, class_="checks card"))
 
 
 def _contenders(results: Results) -> Html:
@@ -229,7 +213,7 @@ def _contenders(results: Results) -> Html:
     region = el(
         "div", table, class_="card scroll", tabindex=0, role="region", aria_label="Contenders"
     )
-    return _section("contenders", "What was compared", None, region)
+    return section("contenders", "What was compared", None, region)
 
 
 def _about(about: About) -> Html:
@@ -275,7 +259,7 @@ def _method(results: Results) -> Html:
     if results.command:
         command = join([el("p", "The exact command", class_="field"), el("pre", results.command)])
     card = el("div", command, el("dl", *pairs, class_="facts"), class_="card")
-    return _section("method", "How to read this", None, card)
+    return section("method", "How to read this", None, card)
 
 
 def _change(change: Change | None) -> Html:

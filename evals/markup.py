@@ -36,3 +36,21 @@ def join(children: Iterable[str | None]) -> Html:
             if child is not None
         )
     )
+
+
+def tile(name: str, number: str, below: str | None = None) -> Html:
+    """A number with its name, and a smaller line below."""
+    detail = el("small", below) if below else None
+    return el("div", el("dd", number, detail), el("dt", name))
+
+
+def section(key: str, title: str, note: str | None, *content: Html | None) -> Html:
+    """A titled part of a page, with an anchor."""
+    return el(
+        "section",
+        el("h2", title, id=f"{key}-heading"),
+        el("p", note, class_="note") if note else None,
+        *content,
+        id=key,
+        aria_labelledby=f"{key}-heading",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 
 from evals.charts import NUM_COLOURS, Dot, interval_chart, line_chart, mark
-from evals.markup import Html, el, join
+from evals.markup import Html, el, join, section, tile
 from evals.report_facts import (
     Check,
     Comparison,
@@ -56,12 +56,12 @@ def _header(facts: Facts) -> Html:
         for who in ("before", "after", "teacher"):
             value: Interval | None = getattr(facts.overall, who)
             if value is not None:
-                tiles.append(_tile(_WHO[who], percent(value.mean), _range(value)))
+                tiles.append(tile(_WHO[who], percent(value.mean), _range(value)))
         if change := facts.overall.change:
             span = f"{_minus(points(change.low))} to {_minus(points(change.high))}"
-            tiles.append(_tile("Change in points", _minus(points(change.mean)), span))
+            tiles.append(tile("Change in points", _minus(points(change.mean)), span))
     if facts.seconds is not None:
-        tiles.append(_tile("Duration", duration(facts.seconds)))
+        tiles.append(tile("Duration", duration(facts.seconds)))
     count = len(facts.warnings)
     alert = None
     if count:
@@ -73,22 +73,6 @@ def _header(facts: Facts) -> Html:
         el("h1", el("span", word + colon, class_=facts.decision or "none"), rest),
         el("dl", *tiles, class_="tiles") if tiles else None,
         alert,
-    )
-
-
-def _tile(name: str, value: str, below: str | None = None) -> Html:
-    detail = el("small", below) if below else None
-    return el("div", el("dd", value, detail), el("dt", name))
-
-
-def _section(key: str, title: str, note: str | None, *content: Html | None) -> Html:
-    return el(
-        "section",
-        el("h2", title, id=f"{key}-heading"),
-        el("p", note, class_="note") if note else None,
-        *content,
-        id=key,
-        aria_labelledby=f"{key}-heading",
     )
 
 
@@ -119,7 +103,7 @@ def _accuracy(facts: Facts) -> Html | None:
         el("div", *lanes, scale, class_="lanes"),
         class_="card",
     )
-    return _section("accuracy", "Accuracy", note, chart, _accuracy_table(rows, facts, present))
+    return section("accuracy", "Accuracy", note, chart, _accuracy_table(rows, facts, present))
 
 
 def _lane(row: Comparison, index: int, is_total: bool) -> tuple[Html, Html]:
@@ -174,7 +158,7 @@ def _checks(facts: Facts) -> Html | None:
     if not facts.checks:
         return None
     items = [el("li", _sign(check), el("span", check.text)) for check in facts.checks]
-    return _section(
+    return section(
         "gate",
         "Why this verdict",
         "The gate compares the new student with the previous champion on the same tasks.",
@@ -197,7 +181,7 @@ def _tick(good: bool, words: str, *, shown: bool = False) -> Html:
 def _curves(facts: Facts) -> Html | None:
     if not facts.curves:
         return None
-    return _section(
+    return section(
         "curves",
         "Learning curves",
         "Mean reward of the student's own attempts while it trained, or the loss where a stage "
@@ -269,7 +253,7 @@ def _samples(facts: Facts) -> Html | None:
         note += f" {len(shown)} of {len(facts.samples)} are shown; samples.json has all."
     cards = [_sample(sample, i) for i, sample in enumerate(shown, start=1)]
     more = el("details", el("summary", f"{len(cards) - 4} more"), *cards[4:]) if cards[4:] else None
-    return _section("samples", "Sample replies", note, *cards[:4], more)
+    return section("samples", "Sample replies", note, *cards[:4], more)
 
 
 def _sample(sample: Sample, number: int) -> Html:
@@ -332,14 +316,14 @@ def _stages(facts: Facts) -> Html | None:
     heads = [*(["Steps", "Trained tokens"] if has_counts else []), "Time"]
     total = f"{duration(facts.seconds)} in all" if facts.seconds is not None else ""
     table = _table("Stages in order", ["Stage", "Objective", "Share"], heads, body)
-    return _section("stages", "Where the time went", total, table)
+    return section("stages", "Where the time went", total, table)
 
 
 def _warnings(facts: Facts) -> Html | None:
     if not facts.warnings:
         return None
     items = [el("li", _warning_sign(), el("span", warning)) for warning in facts.warnings]
-    return _section("warnings", "Warnings", None, el("ul", *items, class_="checks card"))
+    return section("warnings", "Warnings", None, el("ul", *items, class_="checks card"))
 
 
 def _warning_sign() -> Html:
@@ -357,7 +341,7 @@ def _reproduce(facts: Facts) -> Html | None:
     if command is None and environment is None and about is None:
         return None
     card = el("div", command, about, environment, class_="card")
-    return _section("reproduce", "Reproduce this run", None, card)
+    return section("reproduce", "Reproduce this run", None, card)
 
 
 def _definitions(entries: tuple[tuple[str, str], ...]) -> Html:

@@ -11,8 +11,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from distill.config import Config, Layer, Stage, load
@@ -26,7 +24,7 @@ from distill.tables import (
     plain_table,
     reject_unknown,
 )
-from flows.configs import toml_key, toml_value
+from flows.configs import layer, packaged, split, toml_key, toml_value
 
 DEFAULT_PRESET = "compare"
 OVERRIDABLE: tuple[str, ...] = (
@@ -114,24 +112,17 @@ class Comparison:
 
 def comparisons() -> dict[str, str]:
     """Packaged comparison name -> its TOML text."""
-    folder = files("flows") / "presets" / "comparisons"
-    return {
-        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".toml")
-    }
+    return packaged("presets", "comparisons")
 
 
 def load_comparison(arguments: Sequence[str]) -> Comparison:
     """The comparison of `[PRESET|FILE ...] [key=value ...]`; without a layer the packaged one."""
-    layers: list[Layer] = []
-    overrides: list[str] = []
-    for text in arguments:
-        if "=" in text and not Path(text).is_file():
-            overrides.append(text)
-        else:
-            layers.append(_layer(text))
-    return resolve(layers or [_layer(DEFAULT_PRESET)], overrides)
+    names, overrides = split(arguments)
+    known = comparisons()
+    layers = [
+        layer(n, known, "a packaged comparison", "packaged") for n in names or [DEFAULT_PRESET]
+    ]
+    return resolve(layers, overrides)
 
 
 def choose(
@@ -289,18 +280,3 @@ def _as_layer(origin: str, table: Mapping[str, Any]) -> Layer:
     plain = plain_table(table, "", lambda _: origin)
     lines = [f"{toml_key(key)} = {toml_value(value)}" for key, value in plain.items()]
     return Layer(origin=origin, text="\n".join(lines))
-
-
-def _layer(name: str) -> Layer:
-    packaged = comparisons()
-    if name in packaged:
-        return Layer(origin=f"preset {name}", text=packaged[name])
-    try:
-        return Layer(origin=name, text=Path(name).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{name!r} is neither a packaged comparison nor a file{did_you_mean(name, packaged)}; "
-            f"packaged are: {', '.join(packaged)}"
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} cannot be read as a TOML file: {error}") from error

@@ -21,37 +21,42 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def presets() -> dict[str, str]:
     """Packaged preset name -> its TOML text."""
-    folder = files("flows") / "presets"
+    return packaged("presets")
+
+
+def packaged(*folder: str) -> dict[str, str]:
+    """Name -> text of every TOML file in a packaged folder."""
+    place = files("flows").joinpath(*folder)
     return {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        for entry in sorted(place.iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(".toml")
     }
 
 
 def load_config(arguments: Sequence[str]) -> Config:
     """The configuration of `[PRESET|FILE ...] [key=value ...]`. ConfigError on anything wrong."""
-    layers: list[Layer] = []
-    overrides: list[str] = []
-    for text in arguments:
-        if "=" in text and not Path(text).is_file():
-            overrides.append(text)
-        else:
-            layers.append(_layer(text))
-    return load(layers, overrides)
+    names, overrides = split(arguments)
+    known = presets()
+    return load([layer(name, known, "a preset", "the presets") for name in names], overrides)
 
 
-def _layer(name: str) -> Layer:
-    packaged = presets()
-    if name in packaged:
-        return Layer(origin=f"preset {name}", text=packaged[name])
-    path = Path(name)
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names of layers, and `key=value` overrides."""
+    overrides = [text for text in arguments if "=" in text and not Path(text).is_file()]
+    return [text for text in arguments if text not in overrides], overrides
+
+
+def layer(name: str, known: Mapping[str, str], one: str, all_of_them: str) -> Layer:
+    """A packaged text or a file. ConfigError for what is neither, or cannot be read."""
+    if name in known:
+        return Layer(origin=f"preset {name}", text=known[name])
     try:
-        return Layer(origin=name, text=path.read_text(encoding="utf-8-sig"))
+        return Layer(origin=name, text=Path(name).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{name!r} is neither a preset nor a file{did_you_mean(name, packaged)}; "
-            f"the presets are: {', '.join(packaged)}"
+            f"{name!r} is neither {one} nor a file{did_you_mean(name, known)}; "
+            f"{all_of_them} are: {', '.join(known)}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read as a TOML file: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,7 +18,7 @@ from distill.types import ScoreRequest, Scores, TeacherView
 from teachers.local import EVERYTHING
 
 
-class DistributionTeacher:
+class DistributionTeacher(ABC):
     """A teacher that is defined by its full distributions; scores are read off them."""
 
     capabilities = EVERYTHING
@@ -26,8 +27,8 @@ class DistributionTeacher:
         self.parts = parts
         self.name = name
 
-    def distribution(self, views: Sequence[TeacherView]) -> Distribution:
-        raise NotImplementedError
+    @abstractmethod
+    def distribution(self, views: Sequence[TeacherView]) -> Distribution: ...
 
     @torch.no_grad()
     def score(self, views: Sequence[TeacherView], want: ScoreRequest) -> list[Scores]:
