@@ -317,7 +317,10 @@ with Lock(Path(sys.argv[1]), "night on model 'toy'"):
         ({"namespace": "pid:[1]", "expires": time.time() - 1}, True),
         ({"namespace": "pid:[1]"}, False),
     ],
-    ids=str,
+    ids=[
+        *("dead owner", "reused pid", "rebooted", "alive", "other host"),
+        *("other host, expired", "other container, expired", "other container"),
+    ],
 )
 def test_only_a_lock_whose_owner_is_gone_is_taken_over(
     tmp_path: Path, changes: dict[str, object], is_taken_over: bool
