@@ -7,13 +7,15 @@ whose weight a schedule has set to zero, no reference that cancels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from distill.batch import Batch
 from distill.divergence import Distribution
 from distill.errors import AlignmentError, ConfigError
+from distill.notes import STEP_SKILL
 from distill.objectives.base import Objective, asks_teacher, num_candidates
 from distill.objectives.omni_opd import CHUNK, VOTES
 from distill.parts import Once, Parts
@@ -35,18 +37,24 @@ class Seen:
     """Per row: the teacher has a view of its own. A kept row without one is read plainly."""
     metrics: Mapping[str, float]
     """How many views were built and why others were not; what of them the student repeats."""
+    kinds: list[str] = field(default_factory=list)
+    """Per row the kind of its view; empty without one."""
+    extra: Mapping[str, list[TeacherView | None]] = field(default_factory=dict)
+    """Role -> further views of every row."""
 
 
-def build_views(parts: Parts, rollouts: Sequence[Rollout], info: StepInfo) -> Seen:
+def build_views(
+    parts: Parts, rollouts: Sequence[Rollout], contexts: Mapping[str, str], info: StepInfo
+) -> Seen:
     """Views of every row. A row without one loses its mask unless the objective keeps it."""
     teacher, view = parts.teacher, parts.view
     if teacher is None or view is None or not asks_teacher(parts.objective, info):
         return Seen(rows=list(rollouts), views=[], viewed=[True] * len(rollouts), metrics={})
     counted = getattr(view, "build_counted", None)
     if counted is None:
-        found, metrics = view.build(rollouts, parts.contexts), {}
+        found, metrics = view.build(rollouts, contexts), {}
     else:
-        found, metrics = counted(rollouts, parts.contexts)
+        found, metrics = counted(rollouts, contexts)
     if parts.leaks is not None:
         metrics = {**metrics, **parts.leaks(rollouts, found)}
     keeps = bool(getattr(parts.objective, "keeps_unviewed", False))
@@ -61,7 +69,19 @@ def build_views(parts: Parts, rollouts: Sequence[Rollout], info: StepInfo) -> Se
         else:
             rollout = without_mask(rollout)
         rows.append(rollout)
-    return Seen(rows=rows, views=views, viewed=viewed, metrics=metrics)
+    extra = {}
+    if f"{STEP_SKILL}.logprobs" in parts.objective.needs:
+        if parts.step_view is None:
+            raise ConfigError(f"objective {parts.objective.name!r} needs a view of step skills")
+        extra[STEP_SKILL] = parts.step_view.build(rows, contexts)
+    return Seen(
+        rows=rows,
+        views=views,
+        viewed=viewed,
+        metrics=metrics,
+        kinds=["" if built is None else built.kind for built in found],
+        extra=extra,
+    )
 
 
 def without_mask(rollout: Rollout) -> Rollout:
@@ -114,6 +134,8 @@ def score_roles(parts: Parts, seen: Seen, own: Sequence[Scores] | None, once: On
     needs, targets = parts.objective.needs, Targets()
     if parts.teacher is not None and seen.views:
         targets |= _score_teacher(parts.teacher, parts.objective, seen, own, once)
+        for role, views in seen.extra.items():
+            targets[role] = _score_extra(parts.teacher, seen, role, views, once)
     if any(n.startswith("reference.") for n in needs):
         if parts.reference is None:
             raise ConfigError(
@@ -166,6 +188,18 @@ def _score_teacher(
     return targets
 
 
+def _score_extra(
+    teacher: Teacher, seen: Seen, role: str, views: Sequence[TeacherView | None], once: Once
+) -> list[Scores]:
+    trained = [i for i, row in enumerate(seen.rows) if row.num_trained]
+    asked = [view for i in trained if (view := views[i]) is not None]
+    want = ScoreRequest()
+    found = iter(once(role, Scores, lambda: teacher.score(asked, want) if asked else []))
+    return [
+        _nothing(own_view(seen.rows[i]), want) if views[i] is None else next(found) for i in trained
+    ]
+
+
 def _nothing(view: TeacherView, want: ScoreRequest) -> Scores:
     """Stands in for a row that the teacher had no view of; objectives mask it by `row_viewed`."""
     zeros, none = (0.0,) * len(view.positions), ((),) * len(view.positions)
@@ -178,6 +212,21 @@ def _nothing(view: TeacherView, want: ScoreRequest) -> Scores:
         source="none",
         view_id=view.id,
     )
+
+
+def with_skills(batch: Batch, seen: Seen) -> Batch:
+    """Signals [B, T] that say where a view shows the skill of a turn: `skill.step` for the view
+    itself, `ROLE.viewed` for further ones. Absent where no row has any."""
+    signals = dict(batch.signals)
+    if STEP_SKILL in seen.kinds:
+        signals["skill.step"] = _marked(batch, [kind == STEP_SKILL for kind in seen.kinds])
+    for role, views in seen.extra.items():
+        signals[f"{role}.viewed"] = _marked(batch, [view is not None for view in views])
+    return replace(batch, signals=signals)
+
+
+def _marked(batch: Batch, rows: Sequence[bool]) -> Tensor:
+    return batch.completion_mask.float() * torch.tensor(rows).float()[:, None]
 
 
 def with_audit(batch: Batch, audits: Sequence[Audit]) -> Batch:

@@ -60,10 +60,13 @@ class Batch:
     behaviour_logprobs: Tensor | None = None  # [B, T] the trainer's before the first update
     behaviour_entropy: Tensor | None = None  # [B, T] float32, the student's at the same moment
     correction: Tensor | None = None  # [B, T] weight of each token for sampler -> behaviour
-    rewards: Tensor  # [B] float32, nan where a row has none
+    rewards: Tensor  # [B] float32, returns after penalties; nan where a row has none
+    step_rewards: Tensor  # [B] float32, what the turns of the row earned
     row_group: Tensor  # [B] int64
     row_traj: Tensor  # [B] int64
     row_step: Tensor  # [B] int64
+    row_state: Tensor  # [B] int64, equal for rows acted in the same state of a group; -1 unknown
+    row_valid: Tensor  # [B] bool, every action of the row could be read
     row_domain: Tensor  # [B] int64, index into `domains`
     row_offset: Tensor  # [B] int64, number of trained tokens of the step before this row
     row_viewed: Tensor  # [B] bool, the teacher had a view of this row
@@ -177,10 +180,15 @@ def collate(
         attention_mask=attention,
         completion_mask=mask,
         sampler_logprobs=sampler.masked_fill(~mask, 0.0),
-        rewards=torch.tensor([float("nan") if r.reward is None else r.reward for r in rollouts]),
+        rewards=torch.tensor([_earned(r) for r in rollouts]),
+        step_rewards=torch.tensor(
+            [_earned(r) if r.step_reward is None else r.step_reward for r in rollouts]
+        ),
         row_group=_number([r.group_id for r in rollouts]),
         row_traj=_number([r.traj_id for r in rollouts]),
         row_step=torch.tensor([r.step for r in rollouts]),
+        row_state=_states(rollouts),
+        row_valid=torch.tensor([r.action_valid for r in rollouts]),
         row_domain=torch.tensor([number[r.domain] for r in rollouts]),
         row_offset=counts.cumsum(0) - counts,
         row_viewed=torch.tensor([True] * len(rollouts) if viewed is None else list(viewed)),
@@ -274,6 +282,22 @@ def micro_batches(batch: Batch, max_tokens: int) -> Iterator[Batch]:
 def _number(names: Sequence[str]) -> Tensor:
     seen: dict[str, int] = {}
     return torch.tensor([seen.setdefault(name, len(seen)) for name in names])
+
+
+def _earned(rollout: Rollout) -> float:
+    value = rollout.reward if rollout.return_ is None else rollout.return_
+    return math.nan if value is None else value
+
+
+def _states(rollouts: Sequence[Rollout]) -> Tensor:
+    """Numbers of the states of a group that rows were acted in: [B]; -1 where none is known."""
+    seen: dict[tuple[str, str], int] = {}
+    return torch.tensor(
+        [
+            -1 if r.obs_key is None else seen.setdefault((r.group_id, r.obs_key), len(seen))
+            for r in rollouts
+        ]
+    )
 
 
 def _place(flat: Tensor, mask: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from distill.sections import (
     ModelSection,
     MonitorSection,
     Named,
+    RewardSection,
     RunSection,
     SamplingSection,
     Stage,
@@ -91,6 +92,7 @@ class Config:
     objective: Named = field(default_factory=Named)
     data: Named = field(default_factory=Named)
     sampling: SamplingSection = field(default_factory=SamplingSection)
+    reward: RewardSection = field(default_factory=RewardSection)
     correction: CorrectionSection = field(default_factory=CorrectionSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
     monitor: MonitorSection = field(default_factory=MonitorSection)
@@ -172,6 +174,7 @@ SECTIONS: dict[str, Any] = {
     "objective": Named,
     "data": Named,
     "sampling": SamplingSection,
+    "reward": RewardSection,
     "correction": CorrectionSection,
     "trainer": TrainerSection,
     "monitor": MonitorSection,

@@ -11,7 +11,7 @@ from distill.objectives.base import Objective
 from distill.policy import Policy
 from distill.protocols import RolloutEngine, Teacher, View
 from distill.trainer import Trainer
-from distill.types import Audit, CheckpointRef, Rollout, Scores, Task, TeacherView
+from distill.types import Audit, CheckpointRef, Note, Rollout, Scores, Task, TeacherView
 
 R = TypeVar("R")
 Leaks = Callable[[Sequence[Rollout], Sequence[TeacherView | None]], Mapping[str, float]]
@@ -43,7 +43,11 @@ class Parts:
     publish_every: int = 1
     teacher: Teacher | None = None
     view: View | None = None
+    step_view: View | None = None
+    """Shows the skill of a turn where an objective reads it beside that of the episode."""
     contexts: Mapping[str, str] = field(default_factory=dict)
+    hindsight: Callable[[Sequence[Rollout], int], list[Note]] | None = None
+    """Writes what the finished trajectories of a step teach, for the views to show."""
     leaks: Leaks | None = None
     """Measures what of a privileged view the student repeats."""
     reference: Teacher | None = None

@@ -101,6 +101,18 @@ class SamplingSection:
     top_p: float = within(1.0, 1e-6, 1.0)
     top_k: int = within(0, 0)
     """0 keeps every token."""
+    max_turns: int = within(8, 1, 10**4)
+    """Turns after which an episode is over, whatever its environment says."""
+    history: int = within(0, 0)
+    """Earlier turns that the student still reads; 0 is all of them."""
+    rows: Literal["conversation", "turns"] = "conversation"
+    """One row of training data as long as a conversation only grows, or one per turn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSection:
+    invalid_penalty: float = within(0.0, 0.0)
+    """What an action costs that the environment could not read; 0.1 is usual for agents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,6 +290,7 @@ STAGE_SECTIONS: tuple[str, ...] = (
     "objective",
     "data",
     "sampling",
+    "reward",
     "correction",
     "trainer",
     "monitor",

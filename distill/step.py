@@ -1,6 +1,6 @@
 """One on-policy step, start to end: the page to read first.
 
-    tasks -> rollouts -> teacher scores -> batch -> update -> new weights for the engine
+    tasks -> rollouts (-> hindsight) -> teacher scores -> batch -> update -> weights for the engine
 
 Choosing teacher, view and objective chooses the method: `opd` or `gkd` with a bigger frozen model
 is on-policy distillation; with `self_teacher` and a view that holds the answer it is
@@ -13,11 +13,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from distill.asking import build_views, metrics_of, score_roles, score_student, with_audit
+from distill.asking import (
+    build_views,
+    metrics_of,
+    score_roles,
+    score_student,
+    with_audit,
+    with_skills,
+)
 from distill.batch import collate, token_scores
+from distill.notes import contexts_of
+from distill.notes import metrics_of as metrics_of_notes
+from distill.objectives.base import asks_teacher
 from distill.parts import Once, Parts, just_run
-from distill.rollout import keep_mixed_groups, require_few_errors, summarise
-from distill.types import Audit, Rollout, StepInfo, UpdateReport
+from distill.rows import keep_mixed_groups, require_few_errors, summarise
+from distill.types import Audit, Note, Rollout, StepInfo, UpdateReport
 
 __all__ = ["Once", "Parts", "StepReport", "just_run", "on_policy_step"]
 
@@ -38,11 +48,17 @@ def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport
     sampled = once("rollouts", Rollout, lambda: parts.rows(tasks, step))
     require_few_errors(sampled, parts.max_error_share)
     chosen = keep_mixed_groups(sampled, parts.num_groups) if parts.num_groups else sampled
-    seen = build_views(parts, chosen, info)
+    contexts, told = parts.contexts, metrics_of_notes([])
+    if parts.hindsight is not None and asks_teacher(parts.objective, info):
+        analyse = parts.hindsight
+        notes = once("notes", Note, lambda: analyse(sampled, step))
+        contexts, told = {**contexts, **contexts_of(notes)}, metrics_of_notes(notes)
+    seen = build_views(parts, chosen, contexts, info)
     own = score_student(parts, seen.rows, once)
     targets = score_roles(parts, seen, own, once)
     batch = collate(seen.rows, targets, pad_id=parts.pad_id, viewed=seen.viewed)
-    watched = {**summarise(sampled, seen.rows), **seen.metrics}
+    batch = with_skills(batch, seen)
+    watched = {**summarise(sampled, seen.rows), **told, **seen.metrics}
     if own is not None:
         kept = token_scores(own, batch.completion_mask, "behaviour")
         batch = replace(batch, behaviour_logprobs=kept.logprobs, behaviour_entropy=kept.entropy)

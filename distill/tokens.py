@@ -15,7 +15,8 @@ from distill.errors import ConfigError, DataError
 from distill.types import Message
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""Joins the contents; recognised, so that rendering it costs nothing."""
+"""Joins the contents; recognised, so that rendering it costs nothing. Of earlier replies the end
+token is kept, as a model without a template has seen them."""
 
 
 class Chat:
@@ -51,7 +52,9 @@ class Chat:
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text of a conversation, ready for the assistant's next reply."""
         if self._is_plain():
-            return "".join(m.content for m in messages)
+            end = str(self.tokenizer.decode([self.end_id]))
+            # As it was sampled: a reply ends with the end token.
+            return "".join(m.content + end * (m.role == "assistant") for m in messages)
         text = self.tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in messages],
             tokenize=False,
@@ -67,7 +70,7 @@ class Chat:
         `max_length`; 0 is no limit."""
         limit = self.max_length if limit is None else limit
         texts = [self.render(c) for c in conversations]
-        encoded = [tuple(ids) for ids in self._encode(texts)]
+        encoded = [tuple(ids) for ids in self.encode(texts)]
         for text, ids in zip(texts, encoded, strict=True):
             if limit and len(ids) > limit:
                 raise DataError(
@@ -83,7 +86,7 @@ class Chat:
 
     def replies(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of written replies, each closed with the end token."""
-        return [(*ids, self.end_id) for ids in self._encode(texts)]
+        return [(*ids, self.end_id) for ids in self.encode(texts)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids without the stop token that closed them."""
@@ -94,11 +97,11 @@ class Chat:
 
     def extend(
         self, token_ids: Sequence[int], messages: Sequence[Message], history: Sequence[Message]
-    ) -> tuple[int, ...]:
+    ) -> tuple[int, ...] | None:
         """Append an environment's messages and the next generation prompt to sampled ids.
 
-        The suffix is what the template adds after `history` (prompt and replies so far). Raises
-        DataError for a template that rewrites earlier turns instead of appending.
+        The suffix is what the template adds after `history` (prompt and replies so far). None for
+        a template that rewrites earlier turns instead of appending: the ids cannot go on.
         """
         if self._is_plain():
             suffix = "".join(m.content for m in messages)
@@ -113,12 +116,9 @@ class Chat:
             )
             after = self.render([*history, *messages])
             if not after.startswith(before):
-                raise DataError(
-                    "the chat template rewrites earlier turns, so a conversation of several turns "
-                    "cannot be kept as one row; use a template that only appends"
-                )
+                return None
             suffix = self._after_reply(before) + after[len(before) :]
-        return (*token_ids, *self._encode([suffix])[0])
+        return (*token_ids, *self.encode([suffix])[0])
 
     def _after_reply(self, conversation: str) -> str:
         """What the template writes between the stop token of a reply and the next turn, such as a
@@ -133,7 +133,8 @@ class Chat:
     def _is_plain(self) -> bool:
         return self.tokenizer.chat_template in (None, "", PLAIN_TEMPLATE)
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of plain texts, without any special token around them."""
         if not texts:
             return []
         ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]

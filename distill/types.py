@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Split = Literal["train", "evolve", "gate", "test"]
 SPLITS: tuple[Split, ...] = ("train", "evolve", "gate", "test")
@@ -37,14 +37,25 @@ class Task:
     answer: str | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Never rendered into a prompt by itself. Known keys: `solution` (a worked reply),
-    `demonstration` (an expert's reply to this very prompt), `lesson` (what would have helped, in
-    words), `views` (view kind -> last user message of a privileged prompt), `key` (routing key)."""
+    `demonstration` (an expert's reply to this very prompt), `dialogue` (a worked conversation: see
+    `Spoken`), `lesson` (what would have helped, in words), `step_lessons` (`obs_key` of a state ->
+    what would have helped there), `views` (view kind -> last user message of a privileged prompt),
+    `key` (routing key)."""
 
 
 def task_id(env: str, prompt: Sequence[Message]) -> str:
     """Content hash of a prompt: 16 hex digits of SHA-256."""
     text = json.dumps([env, [[m.role, m.content] for m in prompt]], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Spoken(NamedTuple):
+    """One part of a worked conversation: the student's words, or what the environment said."""
+
+    role: Literal["assistant", "tool", "user"]
+    text: str
+    trained: bool
+    """Whether the student is to learn these words; never true of an environment's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +72,15 @@ class Turn:
 
     messages: tuple[Message, ...] = ()
     reward: float = 0.0
+    """What this turn earned. The turns of an episode add up to its reward; what they leave out
+    counts as earned by the last one."""
     valid: bool = True
+    """False for an action that the environment could not read; it may cost a penalty."""
     obs_key: str | None = None
+    """Names the state in which the student acted, equal for equal observations of one task."""
     done: bool = False
+    choices: tuple[str, ...] = ()
+    """The only replies that the environment takes next; empty for free text."""
 
 
 class StopReason(StrEnum):
@@ -90,6 +107,9 @@ class Sampling:
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     keys: tuple[str, ...] = ()
+    choices: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    """Per prompt the only completions allowed, as token ids with their stop token; an empty entry
+    is free text. Their chances are those of the whole completions, renormalised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,14 +135,28 @@ class Rollout:
     stop: StopReason
     traj_id: str
     step: int = 0
+    """Number of its first turn in the trajectory ..."""
     num_steps: int = 1
+    """... and how many turns that has."""
+    prompt_length: int = 0
+    """Leading tokens that are the task's own prompt; 0 where history was rewritten behind it."""
+    history: tuple[Message, ...] = ()
+    """What a row that begins later shows between the task's prompt and its first turn."""
+    observations: tuple[str, ...] = ()
+    """What the environment answered to each turn of this row."""
     reward: float | None = None
+    """What the environment gave for the whole trajectory."""
     return_: float | None = None
+    """The same after penalties for invalid actions: what a group method compares."""
     step_reward: float | None = None
+    """What the turns of this row earned, after penalties; the rows of a trajectory add up to its
+    return."""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     action_valid: bool = True
     obs_key: str | None = None
+    """The state in which the first turn of this row was taken."""
     skill_ids: tuple[str, ...] = ()
+    """Skills of a bank that stood in the acting prompt."""
     feedback: str | None = None
     """What the environment said about the finished attempt, in words."""
     error: str | None = None
@@ -180,6 +214,29 @@ class Audit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """Hindsight about one finished trajectory: what would have helped, in words (a SEED skill)."""
+
+    traj_id: str
+    outcome: Literal["success", "failure", "unknown"]
+    status: Literal["ok", "skipped", "empty", "invalid", "leaked", "unsafe", "failed"]
+    """Only `ok` has a text that a teacher reads. `skipped` was not asked for, `empty` says that
+    there is nothing to say, `invalid` could not be read, `failed` never came."""
+    episode_skill: str = ""
+    episode_summary: str = ""
+    step_skills: Mapping[int, str] = field(default_factory=dict)
+    """0-based number of a turn -> what would have helped at that turn."""
+    author: str = ""
+    prompt_version: str = ""
+    attempts: int = 0
+    correct: bool | None = None
+    """Whether it says what the task's own lesson says; None where that cannot be known."""
+    reason: str = ""
+    raw: str = ""
+    """What the analyst wrote last, kept for the run's dump."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRef:
     """Where a set of weights lies. `base` is the model an adapter belongs to."""
 
@@ -232,6 +289,8 @@ class Outcome:
     num_samples: int = 0
     num_tokens: int = 0
     truncated: bool = False
+    num_turns: int = 1
+    """Turns of the greedy attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

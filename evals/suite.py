@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distill.errors import ConfigError, DataError, EvalError
 from distill.protocols import Env, RolloutEngine
-from distill.rollout import collect
+from distill.rollout import TurnRules, collect
+from distill.rows import trajectories
 from distill.rundir import digest_json
 from distill.tokens import Chat
 from distill.types import (
@@ -46,6 +47,8 @@ class EvalSettings:
     max_error_share: float = 0.2
     """Share of failed episodes above which the evaluation is refused; below, they count as
     wrong."""
+    turns: TurnRules = field(default_factory=TurnRules)
+    """How episodes of several turns are played."""
 
     def __post_init__(self) -> None:
         if self.samples < 0 or self.max_batch < 1 or self.max_new_tokens < 1:
@@ -62,7 +65,7 @@ class EvalSettings:
 
 
 class Evaluation(NamedTuple):
-    """The report, and the replies behind it: greedy one per task, sampled task-major."""
+    """The report, and the rows behind it: greedy one attempt per task, sampled task-major."""
 
     report: EvalReport
     greedy: list[Rollout]
@@ -136,7 +139,9 @@ def run_suite(
         return [
             rollout
             for chunk in _chunks(tasks, max(1, settings.max_batch // sampling.num_samples))
-            for rollout in collect(chunk, env, engine, chat, sampling, key=key)
+            for rollout in collect(
+                chunk, env, engine, chat, sampling, key=key, turns=settings.turns
+            )
         ]
 
     start = time.monotonic()
@@ -180,26 +185,28 @@ def correctness(rollout: Rollout) -> float:
 def summarise(
     tasks: Sequence[Task], greedy: Sequence[Rollout], sampled: Sequence[Rollout]
 ) -> dict[str, Outcome]:
-    """One outcome per task. A sampled reply counts as correct with full marks only."""
-    first = {rollout.task_id: rollout for rollout in greedy}
+    """One outcome per task. A sampled attempt counts as correct with full marks only."""
+    first = {rows[0].task_id: rows for rows in trajectories(greedy)}
     groups: dict[str, list[Rollout]] = {task.id: [] for task in tasks}
-    for rollout in sampled:
-        groups[rollout.task_id].append(rollout)
+    for rows in trajectories(sampled):
+        groups[rows[0].task_id].append(rows[-1])
     return {
         task.id: Outcome(
             domain=task.domain,
-            greedy=correctness(first[task.id]),
+            greedy=correctness(first[task.id][-1]),
             num_correct=sum(correctness(rollout) >= 1.0 for rollout in groups[task.id]),
             num_samples=len(groups[task.id]),
-            num_tokens=first[task.id].num_trained,
-            truncated=first[task.id].stop is StopReason.LENGTH,
+            num_tokens=sum(row.num_trained for row in first[task.id]),
+            truncated=first[task.id][-1].stop is StopReason.LENGTH,
+            num_turns=first[task.id][-1].num_steps,
         )
         for task in tasks
     }
 
 
 def measure(outcomes: Mapping[str, Outcome], settings: EvalSettings) -> dict[str, Estimate]:
-    """`greedy`, `sampled`, `pass@k` and `truncated` with intervals, overall and per domain."""
+    """`greedy`, `sampled`, `pass@k`, `truncated` and, where an attempt takes several turns, `turns`
+    with intervals, overall and per domain."""
     by_domain: dict[str, list[Outcome]] = {}
     for outcome in outcomes.values():
         by_domain.setdefault(outcome.domain, []).append(outcome)
@@ -223,6 +230,8 @@ def _estimates(outcomes: list[Outcome], settings: EvalSettings) -> dict[str, Est
         estimates["sampled"] = interval(lambda outcome: outcome.num_correct / outcome.num_samples)
         for k in settings.k:
             estimates[f"pass@{k}"] = interval(_passes(k))
+    if any(outcome.num_turns > 1 for outcome in outcomes):
+        estimates["turns"] = interval(lambda outcome: float(outcome.num_turns))
     cut = sum(outcome.truncated for outcome in outcomes)
     estimates["truncated"] = wilson(cut, len(outcomes), settings.confidence)
     return estimates

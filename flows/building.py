@@ -13,10 +13,12 @@ from distill.engines.hf import HFEngine
 from distill.objectives.base import Objective, on_policy_share, option_of
 from distill.parts import Leaks, Parts
 from distill.protocols import RolloutEngine
-from distill.rollout import collect, demonstrate, mixed_groups
+from distill.rollout import collect
+from distill.rows import mixed_groups
 from distill.sampler import TaskSampler, keyed_uniform
 from distill.trainer import Trainer, TrainerOptions
-from distill.types import CheckpointRef, Rollout, Sampling, Task, TeacherView
+from distill.types import CheckpointRef, Rollout, Task, TeacherView
+from distill.worked import demonstrate
 from flows import teaching, wiring
 from flows.night import Night, Student
 from teachers.leaks import PHRASES, WORLD_PHRASES, measure
@@ -89,7 +91,13 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
     actor = _Actor(
         sampler=sampler,
         act=lambda tasks, key: collect(
-            tasks, env, engine, student.chat, sampling_of(config), key=key
+            tasks,
+            env,
+            engine,
+            student.chat,
+            wiring.sampling_of(config),
+            key=key,
+            turns=wiring.turns_of(config),
         ),
         student=student,
         key=key,
@@ -184,14 +192,3 @@ class _Actor:
         if self._share >= 1.0:
             return False
         return keyed_uniform(f"{key}/{task.id}/share") >= self._share
-
-
-def sampling_of(config: Config) -> Sampling:
-    sampling = config.sampling
-    return Sampling(
-        num_samples=sampling.num_samples,
-        max_new_tokens=sampling.max_new_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-    )

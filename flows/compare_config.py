@@ -34,6 +34,7 @@ OVERRIDABLE: tuple[str, ...] = (
     "objective",
     "engine",
     "sampling",
+    "reward",
     "correction",
     "trainer",
     "monitor",

@@ -15,7 +15,7 @@ from distill.engines.hf import HFEngine
 from distill.errors import ConfigError
 from distill.models import checkpoint_ref
 from distill.policy import STUDENT, Policy
-from distill.rollout import reply_text
+from distill.rows import dialogue, trajectories
 from distill.rundir import from_json, read_json, read_jsonl, to_json, write_json
 from distill.types import CheckpointRef, EvalReport, Reason, Rollout, Split, Task, Verdict
 from evals.gate import decide
@@ -90,6 +90,7 @@ def eval_settings(config: Config) -> EvalSettings:
         seed=config.run.seed,
         confidence=config.gate.confidence,
         max_error_share=config.run.max_error_share,
+        turns=replace(wiring.turns_of(config), rows="conversation"),
     )
 
 
@@ -281,10 +282,10 @@ def _samples_path(night: Night, who: Who) -> Path:
 def _pick_samples(
     tasks: Sequence[Task], greedy: Sequence[Rollout], student: Student
 ) -> list[dict[str, Any]]:
-    """The first few tasks of every domain with the greedy reply."""
+    """The first few tasks of every domain with the greedy reply, or the whole conversation."""
     counts: dict[str, int] = {}
     rows = []
-    for task, rollout in zip(tasks, greedy, strict=True):
+    for task, attempt in zip(tasks, trajectories(greedy), strict=True):
         counts[task.domain] = counts.get(task.domain, 0) + 1
         if counts[task.domain] <= SAMPLES_PER_DOMAIN:
             rows.append(
@@ -293,11 +294,22 @@ def _pick_samples(
                     "domain": task.domain,
                     "prompt": student.chat.render(task.prompt),
                     "answer": task.answer,
-                    "reply": reply_text(rollout, student.chat),
-                    "correct": correctness(rollout) >= 1.0,
+                    "reply": _spoken(dialogue(attempt, student.chat)),
+                    "correct": correctness(attempt[-1]) >= 1.0,
                 }
             )
     return rows
+
+
+def _spoken(turns: Sequence[tuple[str, str]]) -> str:
+    """One reply as it is; of several turns also what the environment answered, after an arrow."""
+    if len(turns) == 1:
+        return turns[0][0]
+    lines = []
+    for reply, answer in turns:
+        lines.append(reply)
+        lines += [f"  -> {line}" for line in answer.splitlines()]
+    return "\n".join(lines)
 
 
 def _joined_samples(night: Night) -> list[dict[str, Any]]:

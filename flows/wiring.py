@@ -11,9 +11,11 @@ from distill.errors import ConfigError
 from distill.models import pick_device
 from distill.objectives.base import Objective
 from distill.protocols import Env, View
+from distill.rollout import TurnRules
 from distill.sections import Named
 from distill.tables import coerce
 from distill.tokens import Chat
+from distill.types import Sampling
 from flows import compatibility
 from flows.naming import INJECTED, construct, lookup, options_of
 from flows.shadowed import require_effect
@@ -117,3 +119,25 @@ def build_view(config: Config, chat: Chat | None, task_of: Callable[[str], Any] 
     given = {"chat": chat, "task_of": task_of}
     view: View = cls(**values, **{name: given[name] for name in wanted})
     return view
+
+
+def turns_of(config: Config) -> TurnRules:
+    """How episodes of several turns are played and cut into rows."""
+    sampling = config.sampling
+    return TurnRules(
+        max_turns=sampling.max_turns,
+        history=sampling.history,
+        rows=sampling.rows,
+        invalid_penalty=config.reward.invalid_penalty,
+    )
+
+
+def sampling_of(config: Config) -> Sampling:
+    sampling = config.sampling
+    return Sampling(
+        num_samples=sampling.num_samples,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )

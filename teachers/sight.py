@@ -25,9 +25,12 @@ TaskOf = Callable[[str], Task]
 Outcome = Literal["built", "too_long", "without_context", "untrained"]
 
 
-def view_of(rollout: Rollout, prompt: Sequence[int], kind: str) -> TeacherView:
-    """The rollout with another prompt in front of its first trained token's context."""
-    start = response_start(rollout)
+def view_of(
+    rollout: Rollout, prompt: Sequence[int], kind: str, *, start: int | None = None
+) -> TeacherView:
+    """The rollout with another prompt in place of its first `start` tokens; by default of those
+    that are the task's own prompt."""
+    start = prompt_end(rollout) if start is None else start
     token_ids = (*prompt, *rollout.token_ids[start:])
     offset = len(prompt) - start
     positions = tuple(i + offset for i, m in enumerate(rollout.completion_mask) if m)
@@ -41,6 +44,12 @@ def response_start(rollout: Rollout) -> int:
         return rollout.completion_mask.index(True)
     except ValueError:
         return len(rollout.token_ids)
+
+
+def prompt_end(rollout: Rollout) -> int:
+    """Leading tokens that another prompt of the task takes the place of. What follows up to the
+    first trained token is the conversation so far, in the ids that the student read."""
+    return rollout.prompt_length or response_start(rollout)
 
 
 def runs(rollout: Rollout, *, trained: bool) -> list[tuple[int, ...]]:
@@ -64,6 +73,11 @@ class Shown:
     """The last user message of its prompt."""
     source: str
     """Where the privileged part came from: `task` for a prompt that the task brought along."""
+    kind: str = ""
+    """Kind of the view where it is not always the same."""
+    at_the_end: bool = False
+    """The text stands at the end of the whole conversation, just before the student's turn,
+    instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +140,7 @@ class Privileged(ABC):
             for r in rollouts
         ]
         wanted = {
-            (r.task_id, s.text): with_last_user(tasks[r.task_id], s.text)
+            _place(r, s): _messages(tasks[r.task_id], r, s)
             for r, s in zip(rollouts, shown, strict=True)
             if s is not None
         }
@@ -139,12 +153,35 @@ class Privileged(ABC):
                 missing: Outcome = "without_context" if rollout.num_trained else "untrained"
                 out.append(Sight(outcome=missing))
                 continue
-            view = view_of(rollout, prompts[rollout.task_id, what.text], self.kind)
+            start = response_start(rollout) if _is_whole(rollout, what) else None
+            prompt = prompts[_place(rollout, what)]
+            view = view_of(rollout, prompt, what.kind or self.kind, start=start)
             if len(view.token_ids) > self.max_length:
                 out.append(Sight(outcome="too_long", source=what.source))
             else:
                 out.append(Sight(outcome="built", view=view, source=what.source))
         return out
+
+
+def _is_whole(rollout: Rollout, shown: Shown) -> bool:
+    """Whether all that the student read is written anew: history was rewritten behind the prompt,
+    or the text stands at its end. Else only the task's prompt is exchanged."""
+    return bool(rollout.history) and (shown.at_the_end or not rollout.prompt_length)
+
+
+def _place(rollout: Rollout, shown: Shown) -> tuple[str, str, tuple[Message, ...]]:
+    """What a privileged prompt depends on."""
+    history = rollout.history if _is_whole(rollout, shown) else ()
+    return rollout.task_id, shown.text, history
+
+
+def _messages(task: Task, rollout: Rollout, shown: Shown) -> tuple[Message, ...]:
+    if not _is_whole(rollout, shown):
+        return with_last_user(task, shown.text)
+    if not shown.at_the_end:
+        return (*with_last_user(task, shown.text), *rollout.history)
+    *before, last = rollout.history
+    return (*task.prompt, *before, Message(role=last.role, content=shown.text))
 
 
 def counts(sights: Sequence[Sight]) -> dict[str, float]:

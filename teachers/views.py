@@ -16,7 +16,8 @@ from distill.protocols import View
 from distill.types import Rollout, TeacherView
 from teachers.attempts import WithFeedback, WithPeerSuccess, WithVerdict
 from teachers.privileged import WithAnswer, WithContext, WithDemonstration, WithSolution
-from teachers.sight import response_start, view_of
+from teachers.sight import prompt_end, view_of
+from teachers.skill_view import WithSkill
 
 __all__ = [
     "VIEWS",
@@ -27,6 +28,7 @@ __all__ = [
     "WithDemonstration",
     "WithFeedback",
     "WithPeerSuccess",
+    "WithSkill",
     "WithSolution",
     "WithVerdict",
     "view_of",
@@ -43,7 +45,7 @@ class Plain:
         self, rollouts: Sequence[Rollout], contexts: Mapping[str, str]
     ) -> list[TeacherView | None]:
         return [
-            view_of(r, r.token_ids[: response_start(r)], self.kind) if r.num_trained else None
+            view_of(r, r.token_ids[: prompt_end(r)], self.kind) if r.num_trained else None
             for r in rollouts
         ]
 
@@ -62,9 +64,10 @@ class Shuffled:
     ) -> list[TeacherView | None]:
         prompts: dict[str, tuple[int, ...]] = {}
         for r in rollouts:
-            # A row without trained tokens does not say where its prompt ends.
-            if r.num_trained or r.task_id not in prompts:
-                prompts[r.task_id] = r.token_ids[: response_start(r)]
+            # A row without trained tokens does not say where its prompt ends; one that begins
+            # later shows more than the prompt.
+            if (r.num_trained and not r.step) or r.task_id not in prompts:
+                prompts[r.task_id] = r.token_ids[: prompt_end(r)]
         names = list(prompts)
         if len(names) < 2:
             raise ConfigError("the view shuffled needs at least two prompts per step")
@@ -83,5 +86,6 @@ VIEWS: dict[str, type[View]] = {
     "with_peer_success": WithPeerSuccess,
     "with_verdict": WithVerdict,
     "with_context": WithContext,
+    "with_skill": WithSkill,
     "shuffled": Shuffled,
 }

@@ -8,7 +8,7 @@ under training, so it is current at once; `load` only moves the version.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distill.body import backbone
+from distill.engines.choosing import choose
 from distill.engines.sampling import check, draw, uniforms
 from distill.errors import EngineError
 from distill.policy import STUDENT, Policy
@@ -60,18 +61,46 @@ class HFEngine:
         per_call = max(1, self._max_batch // sampling.num_samples)
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         with self.policy.as_role(self._role) as model:
-            for start in range(0, len(order), per_call):
-                chosen = order[start : start + per_call]
-                rows = self._run(
-                    model,
-                    [prompts[i] for i in chosen],
-                    sampling,
-                    [sampling.keys[i] if sampling.keys else "" for i in chosen],
-                )
-                for slot, i in enumerate(chosen):
-                    first = slot * sampling.num_samples
-                    results[i] = rows[first : first + sampling.num_samples]
+            for bound, size in ((False, per_call), (True, self._max_batch)):
+                mine = [i for i in order if bound == bool(sampling.choices and sampling.choices[i])]
+                for start in range(0, len(mine), size):
+                    chosen = mine[start : start + size]
+                    self._fill(results, model, prompts, sampling, chosen, bound)
         return results
+
+    def _fill(
+        self,
+        results: list[list[Completion]],
+        model: Any,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        chosen: Sequence[int],
+        bound: bool,
+    ) -> None:
+        """Complete some prompts in one batch, freely or among their choices."""
+        asked = [prompts[i] for i in chosen]
+        keys = [sampling.keys[i] if sampling.keys else "" for i in chosen]
+        if bound:
+            rows = choose(
+                model,
+                asked,
+                [sampling.choices[i] for i in chosen],
+                sampling,
+                keys,
+                prefill=self._prefill,
+                head_logits=self._head_logits(),
+                cache_name=self._cache_name,
+            )
+        else:
+            rows = self._run(model, asked, sampling, keys)
+        for slot, i in enumerate(chosen):
+            first = slot * sampling.num_samples
+            results[i] = rows[first : first + sampling.num_samples]
+
+    def _head_logits(self) -> Callable[[Tensor], Tensor]:
+        head = self.policy.head(self._role)
+        logits: Callable[[Tensor], Tensor] = head.logits
+        return logits if head.temperature == 1.0 else _untempered(head)
 
     def _run(
         self, model: Any, prompts: list[Sequence[int]], sampling: Sampling, keys: list[str]
@@ -82,8 +111,7 @@ class HFEngine:
         repeats, limit = sampling.num_samples, sampling.max_new_tokens
         device = self.policy.device
         stops = torch.tensor(sampling.stop_token_ids, dtype=torch.long, device=device)
-        head = self.policy.head(self._role)
-        head_logits = head.logits if head.temperature == 1.0 else _untempered(head)
+        head_logits = self._head_logits()
         cache = DynamicCache(config=model.config)
         hidden, mask = self._prefill(model, prompts, cache)
         logits = head_logits(hidden)
@@ -166,10 +194,11 @@ def common_prefix(prompts: Sequence[Sequence[int]]) -> int:
     return shortest
 
 
-def _untempered(head: Any) -> Any:
+def _untempered(head: Any) -> Callable[[Tensor], Tensor]:
     from dataclasses import replace
 
-    return replace(head, temperature=1.0).logits
+    plain: Callable[[Tensor], Tensor] = replace(head, temperature=1.0).logits
+    return plain
 
 
 def _pad_left(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

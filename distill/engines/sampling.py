@@ -38,6 +38,11 @@ def check(sampling: Sampling, num_prompts: int) -> None:
         raise ConfigError(
             f"sampling.keys needs one key per prompt ({num_prompts}), got {len(sampling.keys)}"
         )
+    if sampling.choices and len(sampling.choices) != num_prompts:
+        raise ConfigError(
+            f"sampling.choices needs one entry per prompt ({num_prompts}), got "
+            f"{len(sampling.choices)}"
+        )
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

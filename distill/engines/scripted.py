@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from distill.engines.sampling import check
+from distill.errors import EngineError
 from distill.types import CheckpointRef, Completion, Sampling, StopReason
 
 Script = Callable[[Sequence[int], int], Sequence[int]]
@@ -23,9 +24,13 @@ class ScriptedEngine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[Completion]]:
         check(sampling, len(prompts))
+        allowed = sampling.choices or ((),) * len(prompts)
         return [
-            [self._completion(self._script(p, g), sampling) for g in range(sampling.num_samples)]
-            for p in prompts
+            [
+                self._completion(self._said(p, g, only), sampling)
+                for g in range(sampling.num_samples)
+            ]
+            for p, only in zip(prompts, allowed, strict=True)
         ]
 
     def load(self, checkpoint: CheckpointRef) -> None:
@@ -33,6 +38,14 @@ class ScriptedEngine:
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def _said(
+        self, prompt: Sequence[int], sample: int, only: Sequence[Sequence[int]]
+    ) -> Sequence[int]:
+        said = tuple(self._script(prompt, sample))
+        if only and said not in only:
+            raise EngineError(f"the script says {said}, but only {list(only)} are allowed")
+        return said
 
     def _completion(self, ids: Sequence[int], sampling: Sampling) -> Completion:
         kept: list[int] = []

@@ -11,7 +11,7 @@ from distill.engines import hf
 from distill.engines.hf import HFEngine, common_prefix
 from distill.engines.sampling import draw, uniforms
 from distill.engines.scripted import ScriptedEngine
-from distill.errors import ConfigError
+from distill.errors import ConfigError, EngineError
 from distill.types import CheckpointRef, Sampling, StopReason
 from helpers import make_chat, make_policy
 
@@ -157,3 +157,51 @@ def test_a_prompt_keeps_a_token_of_its_own():
     assert common_prefix([(5, 6, 7), (5, 6, 7)]) == 2
     assert common_prefix([(5,), (5, 6)]) == 0
     assert common_prefix([(5, 6), (7, 6)]) == 0
+
+
+def by_hand(engine, prompt, ids):
+    """Log-probability of each of `ids` after the prompt, from one plain pass."""
+    whole = torch.tensor([[*prompt, *ids]])
+    with torch.no_grad():
+        logits = engine.policy.model(input_ids=whole).logits[0].float().log_softmax(-1)
+    return [float(logits[len(prompt) - 1 + i, token]) for i, token in enumerate(ids)]
+
+
+CHOICES = (((5, 1), (9, 8, 7, 1), (6, 6, 1)), (), ((4, 20),))
+
+
+def test_a_choice_is_drawn_by_the_chance_of_the_whole_reply_and_records_each_token():
+    engine = make_hf()
+    asked = sampling(num_samples=2, choices=CHOICES)
+    first, free, forced = engine.generate(PROMPTS, asked)
+    alone = engine.generate(PROMPTS, sampling(num_samples=2))[1]
+    assert [c.token_ids for c in free] == [c.token_ids for c in alone]
+    assert [c.token_ids for c in forced] == [(4, 20), (4, 20)]
+    for completion in first:
+        assert completion.token_ids in CHOICES[0]
+        expected = by_hand(engine, PROMPTS[0], completion.token_ids)
+        assert completion.logprobs == pytest.approx(expected, abs=1e-5)
+        assert completion.stop == StopReason.STOP
+    best = max(CHOICES[0], key=lambda ids: sum(by_hand(engine, PROMPTS[0], ids)))
+    greedy = engine.generate(PROMPTS, sampling(temperature=0.0, choices=CHOICES))
+    assert greedy[0][0].token_ids == best
+
+
+def test_choices_are_drawn_in_proportion_to_their_chances():
+    engine = make_hf()
+    asked = Sampling(
+        num_samples=4000, stop_token_ids=(1,), keys=("k",), choices=(CHOICES[0],), temperature=1.0
+    )
+    (drawn,) = engine.generate(PROMPTS[:1], asked)
+    totals = torch.tensor([sum(by_hand(engine, PROMPTS[0], ids)) for ids in CHOICES[0]])
+    expected = totals.softmax(0).tolist()
+    counts = [sum(c.token_ids == ids for c in drawn) / 4000 for ids in CHOICES[0]]
+    assert counts == pytest.approx(expected, abs=0.03)
+
+
+def test_a_choice_without_a_stop_token_or_an_entry_for_every_prompt_is_refused(engine):
+    with pytest.raises(ConfigError, match=r"one entry per prompt \(3\), got 1"):
+        engine.generate(PROMPTS, sampling(choices=(((5, 1),),)))
+    if isinstance(engine, HFEngine):
+        with pytest.raises(EngineError, match="must end with a stop token"):
+            engine.generate(PROMPTS, sampling(choices=(((5, 6),), (), ())))

@@ -10,7 +10,7 @@ import pytest
 from distill.config import Layer, load
 from distill.errors import ConfigError
 from distill.monitor import MEASURES, Collapse, Finding, Monitor
-from distill.rollout import repeated_share, summarise
+from distill.rows import repeated_share, summarise
 from distill.sections import LENIENT, STRICT, AbortLimits, MonitorSection, WarnLimits
 from distill.types import StopReason
 from helpers import make_rollout

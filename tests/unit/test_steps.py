@@ -15,7 +15,7 @@ from distill.objectives import GKD, GOPD, GRPO, OPD, OPSD, SDPO, AntiSD
 from distill.objectives.base import Objective, num_candidates
 from distill.objectives.terms import Sum
 from distill.policy import Policy
-from distill.rollout import keep_mixed_groups
+from distill.rows import keep_mixed_groups
 from distill.step import Parts, StepReport, on_policy_step
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Rollout

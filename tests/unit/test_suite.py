@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -202,7 +203,7 @@ def test_partial_credit_counts_in_greedy_accuracy_and_not_in_pass_at_k() -> None
     prompt = (Message(role="user", content="?"),)
     task = Task(id="t", env="e", domain="d", split="gate", prompt=prompt)
     half = rollout(reward=0.5)
-    outcomes = summarise([task], [half], [half, rollout()])
+    outcomes = summarise([task], [half], [replace(half, traj_id="y"), rollout()])
     metrics = measure(outcomes, EvalSettings(samples=2, k=(2,)))
     assert metrics["greedy"].mean == 0.5
     assert metrics["sampled"].mean == 0.5

@@ -7,7 +7,9 @@ import pytest
 from distill.engines.scripted import ScriptedEngine
 from distill.errors import ConfigError, DataError, EngineError
 from distill.models import char_tokenizer
-from distill.rollout import collect, demonstrate, reply_text, require_few_errors, summarise
+from distill.rollout import TurnRules, collect
+from distill.rows import reply_text, require_few_errors, summarise
+from distill.worked import demonstrate
 from distill.tokens import Chat
 from distill.types import Message, Reward, Sampling, StopReason, Task, Turn
 from helpers import ALPHABET, make_chat
@@ -122,7 +124,7 @@ def test_a_conversation_ends_at_its_turn_limit():
     encoded = chat.replies(["a"])[0]
     engine = ScriptedEngine(lambda prompt, sample: encoded)
     sampling = Sampling(max_new_tokens=4)
-    (row,) = collect([make_task()], Echo(), engine, chat, sampling, key="k", max_turns=3)
+    (row,) = collect([make_task()], Echo(), engine, chat, sampling, key="k", turns=TurnRules(max_turns=3))
     assert reply_text(row, chat) == "a\na\na"
 
 
@@ -198,21 +200,20 @@ def test_what_the_template_writes_after_the_stop_token_is_kept_between_turns():
     assert extended == chat.prompt([user, said, seen])
 
 
-def test_a_template_that_rewrites_history_is_refused_for_several_turns():
+def test_a_template_that_rewrites_history_cannot_go_on_in_the_same_ids():
     tokenizer = char_tokenizer(ALPHABET)
     tokenizer.chat_template = (
         "{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     )
     chat = Chat(tokenizer)
     history = [Message(role="user", content="a"), Message(role="assistant", content="b")]
-    with pytest.raises(DataError, match="rewrites earlier turns"):
-        chat.extend((5,), [Message(role="tool", content="c")], history)
+    assert chat.extend((5,), [Message(role="tool", content="c")], history) is None
 
 
-def test_a_tokenizer_without_a_template_joins_the_contents():
+def test_a_tokenizer_without_a_template_joins_the_contents_and_ends_replies():
     tokenizer = char_tokenizer(ALPHABET)
     tokenizer.chat_template = None
     chat = Chat(tokenizer)
     messages = [Message(role="user", content="ab"), Message(role="assistant", content="c")]
-    assert chat.render(messages) == "abc"
+    assert chat.render(messages) == "abc$"
     assert chat.extend((5,), [Message(role="tool", content="d")], messages) == (5, 6)
