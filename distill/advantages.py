@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from distill.errors import ConfigError
 
 STD_EPSILON = 1e-6
+LoneGroup = Literal["zero", "raw"]
+"""What a group of one gets: 0, or its own value as if the mean were 0 and the deviation 1."""
 
 
 def group_mean(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,11 +33,17 @@ def group_is_mixed(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_zscore(
-    rewards: Tensor, groups: Tensor, *, ddof: int = 0, epsilon: float = STD_EPSILON
+    rewards: Tensor,
+    groups: Tensor,
+    *,
+    ddof: int = 0,
+    epsilon: float = STD_EPSILON,
+    lone: LoneGroup = "zero",
 ) -> Tensor:
     """(r - mean) / (std + epsilon) within each group of equal id: [B] -> [B].
 
-    A group whose rewards are all equal, or of size one, gets exactly 0.
+    A group whose rewards are all equal, or of size one, gets exactly 0; with `lone` = "raw" the
+    latter gets r / (1 + epsilon), as in the code of verl-agent.
     Source: GRPO, arXiv 2402.03300. `ddof` 0 = population, 1 = sample standard deviation.
     """
     if ddof not in (0, 1):
@@ -44,12 +54,32 @@ def group_zscore(
     if ddof:
         variance = variance * size / (size - 1).clamp(min=1)
     z = centered / (variance.sqrt() + epsilon)
-    return torch.where(group_is_mixed(rewards, groups), z, torch.zeros_like(z))
+    z = torch.where(group_is_mixed(rewards, groups), z, torch.zeros_like(z))
+    return torch.where(size == 1, rewards / (1.0 + epsilon), z) if lone == "raw" else z
 
 
-def group_center(rewards: Tensor, groups: Tensor) -> Tensor:
-    """r - mean within each group: [B] -> [B]."""
-    return rewards - group_mean(rewards, groups)[0]
+def group_center(rewards: Tensor, groups: Tensor, *, lone: LoneGroup = "zero") -> Tensor:
+    """r - mean within each group: [B] -> [B]. A group of one gets 0; r with `lone` = "raw"."""
+    mean, size = group_mean(rewards, groups)
+    return rewards - (mean.masked_fill(size == 1, 0.0) if lone == "raw" else mean)
+
+
+def once_per_trajectory(
+    values: Tensor, groups: Tensor, trajectories: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows [B] of equal group and trajectory become one entry of the n of them.
+
+    Returns the values [n], the groups [n] and the entry of each row [B] int. The value of an entry
+    is that of its rows where they agree, to the bit, and else their mean (a length penalty differs
+    by row).
+    """
+    pairs, entry = torch.stack([groups, trajectories]).unique(dim=1, return_inverse=True)
+    size = pairs.shape[1]
+    low = values.new_full((size,), float("inf")).scatter_reduce(0, entry, values, "amin")
+    high = values.new_full((size,), float("-inf")).scatter_reduce(0, entry, values, "amax")
+    counts = torch.bincount(entry, minlength=size)
+    mean = values.new_zeros(size).index_add_(0, entry, values) / counts
+    return torch.where(low == high, low, mean), pairs[0], entry
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from distill.sections import (
     RewardSection,
     RunSection,
     SamplingSection,
+    SkillsSection,
     Stage,
     TrackingSection,
     TrainerSection,
@@ -90,6 +91,8 @@ class Config:
     view: Named = field(default_factory=lambda: Named(name="plain"))
     reference: Named = field(default_factory=Named)
     objective: Named = field(default_factory=Named)
+    analyst: Named = field(default_factory=Named)
+    skills: SkillsSection = field(default_factory=SkillsSection)
     data: Named = field(default_factory=Named)
     sampling: SamplingSection = field(default_factory=SamplingSection)
     reward: RewardSection = field(default_factory=RewardSection)
@@ -172,6 +175,8 @@ SECTIONS: dict[str, Any] = {
     "view": Named,
     "reference": Named,
     "objective": Named,
+    "analyst": Named,
+    "skills": SkillsSection,
     "data": Named,
     "sampling": SamplingSection,
     "reward": RewardSection,

@@ -35,6 +35,12 @@ def predictor_rows(hidden: Tensor, mask: Tensor) -> Tensor:
     return hidden[:, :-1][mask[:, 1:]]
 
 
+def reply_shift(token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """What a model reads of replies [B, L] to predict their later tokens, and those: [B, L - 1]
+    each. What comes before a reply predicts its first token."""
+    return token_ids[:, :-1], token_ids[:, 1:]
+
+
 def is_right_padded(attention_mask: Tensor) -> bool:
     """Whether no row has padding before one of its tokens: [B, T] bool -> bool."""
     return not bool((attention_mask[:, 1:] & ~attention_mask[:, :-1]).any())

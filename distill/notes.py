@@ -35,7 +35,10 @@ def metrics_of(notes: Sequence[Note]) -> Mapping[str, float]:
     counts = Counter(note.status for note in notes)
     asked = len(notes) - counts["skipped"]
     valid = [note for note in notes if note.status == "ok"]
+    tokens = sum(note.num_tokens for note in notes)
     out = {f"notes/{status}": float(count) for status, count in sorted(counts.items())}
+    if notes:
+        out["notes/tokens"] = float(tokens)
     if asked:
         # To have nothing to say is an answer.
         out["notes/valid_share"] = (counts["ok"] + counts["empty"]) / asked

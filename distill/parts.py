@@ -48,6 +48,10 @@ class Parts:
     contexts: Mapping[str, str] = field(default_factory=dict)
     hindsight: Callable[[Sequence[Rollout], int], list[Note]] | None = None
     """Writes what the finished trajectories of a step teach, for the views to show."""
+    told: Callable[[int], Mapping[str, float]] | None = None
+    """Further numbers of a step, once its rows are there."""
+    closing: Callable[[int], None] | None = None
+    """Called once with the last step, while the student can still act."""
     leaks: Leaks | None = None
     """Measures what of a privileged view the student repeats."""
     reference: Teacher | None = None

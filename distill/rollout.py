@@ -8,6 +8,7 @@ episode becomes rows with `error` set and an empty mask; it never stops its sibl
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -170,6 +171,8 @@ def _wave(
 def _advance(attempt: _Attempt, completion: Completion, chat: Chat, rules: TurnRules) -> None:
     row = attempt.row
     is_first = not any(row.mask)
+    if is_first:
+        row.obs_key = _state(row.token_ids)
     row.absorb(completion)
     if completion.stop is StopReason.LENGTH:
         # A reply that never ended is no reply: the environment does not see it, the row earns 0.
@@ -184,7 +187,7 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, rules: TurnR
         attempt.error = f"{type(error).__name__}: {error}"
         attempt.done = True
         return
-    if is_first:
+    if is_first and turn.obs_key is not None:
         row.obs_key = turn.obs_key
     row.observations.append("\n".join(m.content for m in turn.messages))
     row.valid = row.valid and turn.valid
@@ -199,6 +202,11 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, rules: TurnR
         attempt.feedback = row.observations[-1] or None
     if not attempt.done:
         _go_on(attempt, turn, chat, rules)
+
+
+def _state(token_ids: Sequence[int]) -> str:
+    """Names the state of a turn that its environment does not name: equal for equal contexts."""
+    return f"read:{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()[:16]}"
 
 
 def _go_on(attempt: _Attempt, turn: Turn, chat: Chat, rules: TurnRules) -> None:

@@ -152,6 +152,64 @@ class CorrectionSection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SkillsSection:
+    """What is learned in words: hindsight for a teacher, and a bank for the acting prompt."""
+
+    bank: str = ""
+    """Name of the bank under `bank/`; empty means none."""
+    start: str = ""
+    """File or folder of skills that a bank which does not exist yet begins with."""
+    outcomes: Literal["all", "success", "failure"] = "all"
+    """Which finished attempts get hindsight."""
+    lend: bool = False
+    """An attempt without hindsight of its own borrows that of a successful one of its group."""
+    success: float = 1.0
+    """Reward from which an attempt counts as a success."""
+    max_step_skills: int = within(5, 0, 100)
+    """Most turns of an attempt that get a skill of their own."""
+    min_words: int = within(5, 1, 1000)
+    """Shorter texts are no skill."""
+    min_valid_rate: float = within(0.8, 0.0, 1.0)
+    """A night is held when the analyst writes a smaller share of valid texts."""
+    keep: bool = False
+    """What hindsight taught becomes candidates of the bank at the end of the stage."""
+    min_sightings: int = within(2, 1)
+    """Attempts that must have taught a skill before it is kept."""
+    show: bool = False
+    """Skills of the bank stand in the acting prompt, in training and in every evaluation."""
+    mode: Literal["template", "embedding", "utility"] = "template"
+    """How skills are chosen: by category, by likeness, or by likeness and measured usefulness."""
+    top_k: int = within(6, 0)
+    """General skills that are shown."""
+    task_top_k: int = within(6, 0)
+    """Skills for the kind of task."""
+    mistakes_k: int = within(5, 0)
+    """Mistakes to avoid."""
+    sim_threshold: float = within(-1.0, -1.0, 1.0)
+    """Only skills with a cosine above it are shown."""
+    order: Literal["curated_first", "evolved_first"] = "curated_first"
+    rules: str = ""
+    """Table of words that decides the category of a goal; empty takes the key of the task."""
+    max_chars: int = within(0, 0)
+    """Longest block in characters; 0 is no limit. Whole skills are left out, none is cut."""
+    embedder: str = "student"
+    """`student` (its own hidden states), `sentence:PATH`, `endpoint:URL#MODEL` or `policy:PATH`."""
+    evolve_every: int = within(0, 0)
+    """Steps between two looks at the tasks of the split `evolve`, from whose failures new skills
+    are written; 0 is never."""
+    evolve_tasks: int = within(8, 1)
+    """Tasks per family behind such a look."""
+    update_threshold: float = within(0.4, 0.0, 1.0)
+    """A family whose success rate is below it gets new skills."""
+    max_new: int = within(3, 1)
+    """New skills per look."""
+    max_failures: int = within(10, 1)
+    """Failed attempts that are read per look."""
+    pairs: int = within(16, 0)
+    """Attempts with and without a new skill before it may be shown; 0 shows it untested."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WarnLimits:
     """Where a measure becomes worth a look; 0 turns it off. Entropy and distinct replies only count
     while the reward, where there is one, is no better than at the start."""
@@ -288,6 +346,8 @@ STAGE_SECTIONS: tuple[str, ...] = (
     "view",
     "reference",
     "objective",
+    "analyst",
+    "skills",
     "data",
     "sampling",
     "reward",

@@ -68,6 +68,16 @@ class Segments:
             self._file.close()
 
 
+def stored(folder: Path, name: str, kind: type[R]) -> dict[int, list[R]]:
+    """Every artefact of one name that a stage has stored, by step; of a repeated step the last."""
+    found: dict[int, list[R]] = {}
+    for path in sorted((folder / "segments").glob("*.jsonl")):
+        for line in read_jsonl(path):
+            if line["name"] == name:
+                found[line["step"]] = [_unpack(kind, row, path) for row in line["rows"]]
+    return found
+
+
 def _pack(record: Any) -> dict[str, Any]:
     """A record without the fields that hold their default; masks as the spans of their ones."""
     row: dict[str, Any] = {}
@@ -82,6 +92,8 @@ def _pack(record: Any) -> dict[str, Any]:
         row["completion_mask"] = spans
         row["logprobs"] = [x for a, b in spans for x in record.logprobs[a:b]]
         row["reward_parts"] = dict(record.reward_parts)
+        if record.history:
+            row["history"] = [{"role": m.role, "content": m.content} for m in record.history]
     return row
 
 

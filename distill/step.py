@@ -59,6 +59,8 @@ def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport
     batch = collate(seen.rows, targets, pad_id=parts.pad_id, viewed=seen.viewed)
     batch = with_skills(batch, seen)
     watched = {**summarise(sampled, seen.rows), **told, **seen.metrics}
+    if parts.told is not None:
+        watched |= parts.told(step)
     if own is not None:
         kept = token_scores(own, batch.completion_mask, "behaviour")
         batch = replace(batch, behaviour_logprobs=kept.logprobs, behaviour_entropy=kept.entropy)

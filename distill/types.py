@@ -154,7 +154,8 @@ class Rollout:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     action_valid: bool = True
     obs_key: str | None = None
-    """The state in which the first turn of this row was taken."""
+    """The state in which the first turn of this row was taken; where the environment does not name
+    it, a digest of what the student read."""
     skill_ids: tuple[str, ...] = ()
     """Skills of a bank that stood in the acting prompt."""
     feedback: str | None = None
@@ -229,6 +230,8 @@ class Note:
     author: str = ""
     prompt_version: str = ""
     attempts: int = 0
+    num_tokens: int = 0
+    """Tokens that the analyst wrote for it."""
     correct: bool | None = None
     """Whether it says what the task's own lesson says; None where that cannot be known."""
     reason: str = ""

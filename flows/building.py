@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from distill.config import Config, Stage
 from distill.correction import Correction
 from distill.engines.hf import HFEngine
+from distill.notes import STEP_SKILL
 from distill.objectives.base import Objective, on_policy_share, option_of
 from distill.parts import Leaks, Parts
-from distill.protocols import RolloutEngine
+from distill.protocols import RolloutEngine, View
 from distill.rollout import collect
 from distill.rows import mixed_groups
 from distill.sampler import TaskSampler, keyed_uniform
+from distill.sections import Named
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import CheckpointRef, Rollout, Task, TeacherView
 from distill.worked import demonstrate
-from flows import teaching, wiring
+from flows import banking, keeping, teaching, wiring
+from flows.evolving import StageBank
+from flows.hindsight import build_hindsight
 from flows.night import Night, Student
 from teachers.leaks import PHRASES, WORLD_PHRASES, measure
 
@@ -87,21 +91,29 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
             return demonstrate(tasks, student.chat, key=f"{key}/{step}")
 
         return Parts(tasks=sampler, rows=worked, **shared)
-    engine = build_engine(config, student)
+    return _acting_parts(night, stage, student, sampler, shared)
+
+
+def _acting_parts(
+    night: Night, stage: Stage, student: Student, sampler: TaskSampler, shared: dict[str, Any]
+) -> Parts:
+    """Those of a stage in which the student acts."""
+    config, objective = night.config.for_stage(stage), shared["objective"]
+    env, key = wiring.build_env(config), night.key(stage.name)
+    engine, sampling = build_engine(config, student), wiring.sampling_of(config)
+
+    def play(tasks: Sequence[Task], key: str, num_samples: int) -> list[Rollout]:
+        asked, turns = replace(sampling, num_samples=num_samples), wiring.turns_of(config)
+        return collect(tasks, env, engine, student.chat, asked, key=key, turns=turns)
+
+    skills = banking.stage_bank(night, stage, student, env, play)
     actor = _Actor(
         sampler=sampler,
-        act=lambda tasks, key: collect(
-            tasks,
-            env,
-            engine,
-            student.chat,
-            wiring.sampling_of(config),
-            key=key,
-            turns=wiring.turns_of(config),
-        ),
+        act=lambda tasks, key: play(tasks, key, sampling.num_samples),
         student=student,
         key=key,
         objective=objective,
+        skills=skills,
     )
     built = teaching.Surroundings(config=config, student=student, locate=night.locate)
     teacher = built.teacher()
@@ -112,6 +124,10 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
         publish=lambda step: live_ref(student, step),
         teacher=teacher,
         view=wiring.build_view(config, student.chat, actor.task_of) if teacher else None,
+        step_view=_step_view(config, objective, student, actor.task_of),
+        hindsight=build_hindsight(config, student, actor.task_of, night.locate),
+        told=skills.metrics if skills else None,
+        closing=_closing(night, stage, config, skills) if config.analyst.name else None,
         leaks=_leak_meter(config, student) if config.view.name != "plain" else None,
         reference=built.reference(),
         audit=built.audit(objective, actor.task_of),
@@ -119,6 +135,47 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
         num_groups=config.trainer.batch if actor.rounds else 0,
         **shared,
     )
+
+
+def tasks_at(night: Night, stage: Stage) -> Callable[[int], list[Task]]:
+    """Every task that a step of a stage may have met, refills included."""
+    config = night.config.for_stage(stage)
+    tasks = wiring.build_env(config).tasks("train")
+    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=night.key(stage.name))
+    rounds = option_of(wiring.build_objective(config), "refill_rounds", 0)
+
+    def met(step: int) -> list[Task]:
+        refills = [sampler.extra(step, number) for number in range(1, rounds + 1)]
+        return [task for some in (sampler(step), *refills) for task in some]
+
+    return met
+
+
+def _closing(
+    night: Night, stage: Stage, config: Config, skills: StageBank | None
+) -> Callable[[int], None]:
+    def close(last_step: int) -> None:
+        keeping.close_stage(
+            config,
+            night.run.stage_dir(stage.name),
+            skills,
+            tasks_of=tasks_at(night, stage),
+            last_step=last_step,
+            reason=f"hindsight of {night.run.name}, stage {stage.name}",
+        )
+
+    return close
+
+
+def _step_view(
+    config: Config, objective: Objective, student: Student, task_of: Callable[[str], Task]
+) -> View | None:
+    """The view of step skills, where an objective reads them beside those of the episode."""
+    if f"{STEP_SKILL}.logprobs" not in objective.needs:
+        return None
+    options = {**config.view.options, "scope": "step"}
+    own = replace(config, view=Named(name=config.view.name, options=options))
+    return wiring.build_view(own, student.chat, task_of)
 
 
 def _leak_meter(config: Config, student: Student) -> Leaks:
@@ -144,7 +201,9 @@ class _Actor:
         student: Student,
         key: str,
         objective: Objective,
+        skills: StageBank | None = None,
     ) -> None:
+        self._skills = skills
         self._sampler = sampler
         self._act = act
         self._student = student
@@ -172,14 +231,21 @@ class _Actor:
         key = f"{self._key}/{step}"
         worked = [t for t in tasks if self._is_worked(t, key)]
         acting = [t for t in tasks if not self._is_worked(t, key)]
-        rows = self._act(acting, key) if acting else []
+        if self._skills is not None:
+            self._skills.look_if_due(step)
+        rows = self._play(acting, key) if acting else []
         rows += demonstrate(worked, self._student.chat, key=f"{key}/worked") if worked else []
         for number, extra in enumerate(self._refills(), start=1):
             if len(mixed_groups(rows)) >= len(acting):
                 break
             self._remember(extra)
-            rows += self._act(extra, f"{key}/refill{number}")
+            rows += self._play(extra, f"{key}/refill{number}")
         return rows
+
+    def _play(self, tasks: Sequence[Task], key: str) -> list[Rollout]:
+        if self._skills is None or not self._skills.config.skills.show:
+            return self._act(tasks, key)
+        return self._skills.play(tasks, key, self._step)
 
     def _refills(self) -> Iterator[list[Task]]:
         for number in range(1, self.rounds + 1):

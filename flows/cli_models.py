@@ -113,7 +113,9 @@ def promote(
 
     found = find_checkpoint(home, checkpoint)
     from distill.models import checkpoint_ref
+    from flows.banking import version_of
     from flows.night import base_name
+    from flows.single import around
 
     config = found.config()
     own = config.for_stage(config.last_student())
@@ -132,6 +134,7 @@ def promote(
             ref,
             run=found.run.name if found.run else None,
             verdict_path=verdict_path if is_judged else None,
+            bank=version_of(around(config, found.run, home), start=False) if found.run else None,
         )
     if as_json:
         print_json(done)
@@ -148,6 +151,7 @@ def rollback(
 ) -> None:
     """Make an earlier champion the current one again; by default the one before."""
     from flows import registry
+    from flows.banking import follow
 
     if not yes:
         raise ConfigError(f"rollback changes what model {model!r} stands for; confirm with --yes")
@@ -155,6 +159,9 @@ def rollback(
         raise _no_champion(home, model)
     with registry.model_lock(home, model):
         done = registry.rollback(home, model, to)
+        champion = registry.current(home, model)
+        if champion is not None and follow(home, champion.bank, reason=f"rollback of {model}"):
+            say(f"the skill bank went back with it: {champion.bank}")
     if as_json:
         print_json(done)
     else:
@@ -198,6 +205,8 @@ def registry_show(
         print_json({"current": champion, "history": entries})
         return
     print(f"{model}: {champion.digest}, {champion.kind} weights in {champion.path}")
+    if champion.bank:
+        print(f"skills in its prompts: {champion.bank}")
     rows = [
         {
             "at": entry.at,

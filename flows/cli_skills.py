@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from distill.errors import ConfigError
-from flows import cli_skills_change
+from flows import (
+    cli_skills_change,
+    cli_skills_extract,
+    cli_skills_html,
+    cli_skills_io,
+    cli_skills_retrieve,
+)
 from flows.options import Home, Json
 from flows.output import print_json, print_table, say
+from flows.skills_completion import complete_skill, complete_version
 from flows.skills_options import Bank, Id, Version, example, open_bank
 
 if TYPE_CHECKING:
@@ -24,13 +31,12 @@ Sort = Literal["age", "utility", "id"]
 
 
 def register(app: typer.Typer) -> None:
-    # Shown in `distill --help` as soon as the README describes it.
     app.add_typer(skills_app, name="skills")
     for name, verb, words in (
         ("list", skills_list, "--status active --sort utility"),
         ("show", show, "gen_001"),
         ("search", search, "'heat food before serving' -k 3"),
-        ("validate", validate, "--bank main"),
+        ("validate", validate, "./skills"),
         ("diff", diff, "3f2a91c0 8be1477d"),
         ("stats", stats, "--json"),
         ("history", history, "gen_001"),
@@ -38,6 +44,10 @@ def register(app: typer.Typer) -> None:
     ):
         skills_app.command(name, epilog=example(name, words))(verb)
     cli_skills_change.register(skills_app)
+    cli_skills_extract.register(skills_app)
+    cli_skills_html.register(skills_app)
+    cli_skills_io.register(skills_app)
+    cli_skills_retrieve.register(skills_app)
 
 
 def skills_list(
@@ -126,6 +136,9 @@ def search(
 
 
 def validate(
+    path: Annotated[
+        Path | None, typer.Argument(help="Check SKILL.md folders here instead of a bank.")
+    ] = None,
     repair: Annotated[
         bool, typer.Option("--repair", help="Rebuild lost versions from the log.")
     ] = False,
@@ -133,10 +146,15 @@ def validate(
     as_json: Json = False,
     home: Home = Path(),
 ) -> int:
-    """Prove that a bank is whole: replay its log, check every file and every text. Exit code 1
-    when something is wrong."""
+    """Prove that a bank is whole: replay its log, check every file and every text. With a path,
+    check its SKILL.md folders by the rules of the open format instead. Exit code 1 when something
+    is wrong."""
     from skills.check import rebuild, verify
 
+    if path is not None:
+        if repair or bank:
+            raise ConfigError("--repair and --bank are for a bank; leave out the path, or them")
+        return cli_skills_io.validate_folders(path, as_json)
     held = open_bank(home, bank)
     if repair:
         held.recover()
@@ -156,8 +174,14 @@ def validate(
 
 
 def diff(
-    left: Annotated[str | None, typer.Argument(help="Version; default: the one before.")] = None,
-    right: Annotated[str | None, typer.Argument(help="Version; default: the active one.")] = None,
+    left: Annotated[
+        str | None,
+        typer.Argument(help="Version; default: the one before.", autocompletion=complete_version),
+    ] = None,
+    right: Annotated[
+        str | None,
+        typer.Argument(help="Version; default: the active one.", autocompletion=complete_version),
+    ] = None,
     bank: Bank = "",
     as_json: Json = False,
     home: Home = Path(),
@@ -229,7 +253,9 @@ def stats(
 
 
 def history(
-    skill: Annotated[str, typer.Argument(help="Only this skill.")] = "",
+    skill: Annotated[
+        str, typer.Argument(help="Only this skill.", autocompletion=complete_skill)
+    ] = "",
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="How many.")] = 20,
     bank: Bank = "",
     as_json: Json = False,

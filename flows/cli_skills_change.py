@@ -10,10 +10,12 @@ import typer
 from distill.errors import ConfigError, DistillError
 from flows.options import Home, Json, Yes
 from flows.output import print_json, say
+from flows.skills_completion import complete_skill, complete_version
 from flows.skills_options import (
     Bank,
     DryRun,
     Id,
+    Ids,
     Reason,
     changing,
     example,
@@ -165,8 +167,13 @@ def _store_edit(
 
 
 def merge(
-    into: Annotated[str, typer.Argument(help="The skill that keeps its text.")],
-    others: Annotated[list[str], typer.Argument(help="The skills that become part of it.")],
+    into: Annotated[
+        str, typer.Argument(help="The skill that keeps its text.", autocompletion=complete_skill)
+    ],
+    others: Annotated[
+        list[str],
+        typer.Argument(help="The skills that become part of it.", autocompletion=complete_skill),
+    ],
     reason: Reason = "",
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -211,7 +218,7 @@ def dedupe(
 
 
 def retire(
-    skills: Annotated[list[str], typer.Argument(help="Ids of skills.")],
+    skills: Ids,
     reason: Reason = "",
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -230,7 +237,10 @@ def retire(
 
 
 def restore(
-    skills: Annotated[list[str], typer.Argument(help="Ids of retired or quarantined skills.")],
+    skills: Annotated[
+        list[str],
+        typer.Argument(help="Ids of retired or quarantined skills.", autocompletion=complete_skill),
+    ],
     status: Annotated[Live, typer.Option(help="What they become.")] = "candidate",
     reason: Reason = "",
     dry_run: DryRun = False,
@@ -248,7 +258,7 @@ def restore(
 
 
 def pin(
-    skills: Annotated[list[str], typer.Argument(help="Ids of skills.")],
+    skills: Ids,
     off: Annotated[bool, typer.Option("--off", help="Unpin instead.")] = False,
     reason: Reason = "",
     dry_run: DryRun = False,
@@ -264,7 +274,10 @@ def pin(
 
 
 def rollback(
-    to: Annotated[str | None, typer.Argument(help="Version; default: the one before.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Argument(help="Version; default: the one before.", autocompletion=complete_version),
+    ] = None,
     reason: Reason = "",
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -32,6 +32,8 @@ OVERRIDABLE: tuple[str, ...] = (
     "view",
     "reference",
     "objective",
+    "analyst",
+    "skills",
     "engine",
     "sampling",
     "reward",

@@ -62,6 +62,11 @@ class Bout(Night):
         borrowed = any(s.name == stage for s in self.bootstrap_stages)
         return (self.shared if borrowed else self.run).stage_dir(stage) / FINAL
 
+    @property
+    def bank_home(self) -> Path:
+        """Every contender has a bank of its own."""
+        return self.run.path
+
     def key(self, stage: str) -> str:
         """The same for all contenders of a seed: they meet the same tasks and the same luck."""
         return f"{self.config.run.seed}/compare/{stage}"

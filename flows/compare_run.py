@@ -29,12 +29,15 @@ from distill.step import on_policy_step
 from distill.trainer import Trainer
 from distill.types import EvalReport
 from evals.compare_page_facts import Ends, Point, Range, Run, Speed
+from flows.acting import SkillPrompts
+from flows.banking import eval_prompts
 from flows.building import build_parts, live_ref, trainer_options
 from flows.compare_config import Comparison
 from flows.compare_places import Bout, Places
 from flows.compare_suite import Suite
 from flows.configs import to_toml
 from flows.judging import peak_rss_bytes
+from flows.keeping import Learned, read_learned
 from flows.night import Student, load_student, set_threads
 from flows.progress import Progress
 from flows.training import metrics_row
@@ -265,12 +268,32 @@ class _Running:
         path = self._eval_path(self.at.step)
         if path.exists():
             return
-        report = self.start.report
-        if self.at.step:
-            report = self.suite.measure(self.student, f"{self.name} step {self.at.step}")
+        report, prompts = self.start.report, self._prompts()
+        if self.at.step or prompts is not None:
+            label = f"{self.name} step {self.at.step}"
+            report = self.suite.measure(self.student, label, prompts)
         point = replace(_point(self.suite, report), step=self.at.step, tokens=self.at.tokens)
         values = self.suite.values(report)
         write_json(path, {"point": replace(point, point=self.point), "values": values})
+
+    def _prompts(self) -> SkillPrompts | None:
+        """The skills that stand in the prompts of the present step."""
+        stage, step = self.comparison.student, self.at.step
+        return eval_prompts(self.night, self.config, stage, self.student, start=False, step=step)
+
+    def _withheld(self) -> float | None:
+        """Accuracy at the end without the skills; None where none are shown."""
+        if self._prompts() is None:
+            return None
+        values = self.suite.values(self.suite.measure(self.student, f"{self.name} withheld"))
+        return sum(values) / len(values)
+
+    def _learned(self) -> Learned:
+        """What was learned in words; nothing for a contender without it."""
+        folder = self.night.run.stage_dir(self.comparison.student.name)
+        if self.parts.closing is not None:
+            self.parts.closing(self.at.step)
+        return read_learned(folder) or Learned()
 
     def _eval_path(self, step: int) -> Path:
         return self.night.run.path / "evals" / f"{step:06d}.json"
@@ -286,6 +309,7 @@ class _Running:
             end = self.suite.kept(self.student, self.name)
             kept = Ends(start=self.start.kept, end=self.start.kept if end is None else end)
         seconds = sum(float(row["seconds"]) for row in self.rows)
+        learned = self._learned()
         return Run(
             contender=self.name,
             seed=self.config.run.seed,
@@ -304,13 +328,19 @@ class _Running:
                 seconds_per_step=seconds / max(1, len(self.rows)),
                 peak_rss_bytes=int(max((row["peak"] for row in self.rows), default=0)),
             ),
+            withheld=self._withheld(),
+            notes_valid=learned.valid_rate,
+            notes_correct=learned.correct_rate,
+            skills_added=len(learned.evolved),
         )
 
 
 def tokens_of(row: Mapping[str, Any]) -> int:
     """What a step costs: every sampled token, of rows that a refill or a view dropped as well;
-    worked solutions that are read; and what a text-only teacher wrote."""
-    return int(row.get("rollout/tokens", 0) + row.get("audit/teacher_tokens", 0))
+    worked solutions that are read; what a text-only teacher or an analyst wrote; and what was
+    sampled to find and measure new skills."""
+    wrote = ("rollout/tokens", "audit/teacher_tokens", "notes/tokens", "skills/evolve_tokens")
+    return int(sum(row.get(name, 0) for name in wrote))
 
 
 def _point(suite: Suite, report: EvalReport) -> Point:
@@ -322,6 +352,7 @@ def _point(suite: Suite, report: EvalReport) -> Point:
         greedy=report.metrics["greedy"].mean,
         sampled=None if sampled is None else sampled.mean,
         domains=suite.by_domain(report),
+        turns=report.metrics["turns"].mean if "turns" in report.metrics else None,
     )
 
 

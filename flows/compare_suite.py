@@ -12,6 +12,7 @@ from distill.protocols import Env
 from distill.types import EvalReport, Message, Outcome, Task
 from evals.suite import EvalSettings, run_suite, select
 from flows import judging, wiring
+from flows.acting import SkillPrompts
 from flows.compare_config import Comparison
 from flows.night import Student
 
@@ -26,9 +27,13 @@ class Suite:
     name: str
     metric: str
 
-    def measure(self, student: Student, model: str) -> EvalReport:
-        """Greedy and sampled accuracy of a student's present weights."""
-        return self._run(student, self.tasks, self.settings, model)
+    def measure(
+        self, student: Student, model: str, prompts: SkillPrompts | None = None
+    ) -> EvalReport:
+        """Greedy and sampled accuracy of a student's present weights, with skills where its
+        prompts show some."""
+        shown = tuple(prompts.show(self.tasks).tasks) if prompts else self.tasks
+        return self._run(student, shown, self.settings, model)
 
     def kept(self, student: Student, model: str) -> float | None:
         """Greedy accuracy on the privileged prompts; None when the tasks have none."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distill.config import Config
 from distill.errors import ConfigError
 from distill.objectives.base import Objective, on_policy_share
-from flows import teaching, texting
+from flows import hindsight, teaching, texting
 
 TRUNCATED = "training replies must come from the untruncated distribution"
 
@@ -17,6 +17,8 @@ def check_on_policy(config: Config, objective: Objective, where: str) -> None:
     _check_teacher(config, objective, where)
     _check_reference(config, objective, where)
     _check_sampling(config, objective, where)
+    _check_turns(config, objective, where)
+    _check_skills(config, where)
     _check_worked(objective, where)
 
 
@@ -131,6 +133,61 @@ def _check_sampling(config: Config, objective: Objective, where: str) -> None:
         raise ConfigError(
             f"{where}: objective {objective.name!r} is defined for one update per batch; "
             f"trainer.epochs x trainer.minibatches is {updates}"
+        )
+
+
+def _check_turns(config: Config, objective: Objective, where: str) -> None:
+    """What is told apart by turns needs a row for every turn."""
+    if config.sampling.rows == "turns":
+        return
+    if "turns" in objective.needs:
+        raise ConfigError(
+            f"{where}: objective {objective.name!r} with these options gives credit to single "
+            'turns; set sampling.rows = "turns"'
+        )
+    if config.view.name == "with_skill" and config.view.options.get("scope") not in (
+        None,
+        "episode",
+    ):
+        raise ConfigError(
+            f"{where}: view.scope = {config.view.options['scope']!r} shows skills of single turns; "
+            'set sampling.rows = "turns", or view.scope = "episode"'
+        )
+
+
+def _check_skills(config: Config, where: str) -> None:
+    """Hindsight, its view, and the bank belong together."""
+    skills, analyst = config.skills, config.analyst.name
+    hindsight.analyst_options(config)
+    if config.view.name == "with_skill" and not analyst:
+        raise ConfigError(
+            f"{where}: the view 'with_skill' shows what an analyst writes; set analyst.name to one "
+            f"of {', '.join(hindsight.ANALYSTS)}"
+        )
+    grows = skills.evolve_every > 0
+    if analyst and not (config.view.name == "with_skill" or grows):
+        raise ConfigError(
+            f"{where}: nothing reads what the analyst {analyst!r} writes; set view.name = "
+            '"with_skill" beside a teacher, or skills.evolve_every'
+        )
+    if not skills.bank:
+        asked = [k for k in ("show", "keep", "evolve_every", "start") if getattr(skills, k)]
+        if asked:
+            raise ConfigError(
+                f"{where}: skills.{asked[0]} needs a bank; set skills.bank to its name"
+            )
+    if (grows or skills.keep) and not analyst:
+        key = "evolve_every" if grows else "keep"
+        raise ConfigError(f"{where}: skills.{key} needs somebody who writes; set analyst.name")
+    if grows and not skills.show:
+        raise ConfigError(
+            f"{where}: skills.evolve_every measures new skills in the acting prompt; set "
+            "skills.show = true"
+        )
+    if skills.keep and config.view.name != "with_skill":
+        raise ConfigError(
+            f"{where}: skills.keep keeps what hindsight taught, but no view reads hindsight; set "
+            'view.name = "with_skill"'
         )
 
 

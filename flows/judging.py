@@ -21,7 +21,8 @@ from distill.types import CheckpointRef, EvalReport, Reason, Rollout, Split, Tas
 from evals.gate import decide
 from evals.report import build
 from evals.suite import EvalSettings, correctness, run_suite, select
-from flows import registry, teaching, wiring
+from flows import banking, registry, teaching, wiring
+from flows.acting import SkillPrompts
 from flows.night import Night, Student, base_name, load_student
 from flows.stages import read_result
 from teachers.local import LocalTeacher
@@ -43,7 +44,13 @@ def evaluate(night: Night, who: Who) -> EvalReport | None:
         return None
     student, policy, role, name = _subject(night, config, who)
     night.progress.stage_started(f"evaluate {who}", 0)
-    report = run_report(config, student, policy, role, name, samples_path=_samples_path(night, who))
+    prompts = None
+    if who != "teacher":
+        stage = night.student_stages[-1]
+        prompts = banking.eval_prompts(night, config, stage, student, start=who == "before")
+    report = run_report(
+        config, student, policy, role, name, samples_path=_samples_path(night, who), prompts=prompts
+    )
     write_json(path, report)
     night.progress.stage_done(f"evaluate {who}", report.seconds, _accuracy(report))
     return report
@@ -58,10 +65,14 @@ def run_report(
     *,
     split: Split = "gate",
     samples_path: Path | None = None,
+    prompts: SkillPrompts | None = None,
 ) -> EvalReport:
-    """Evaluate one role of a policy on a split, and keep a few replies."""
+    """Evaluate one role of a policy on a split, with skills where `prompts` shows some, and keep a
+    few replies."""
     env = wiring.build_env(config)
     tasks = select(env, split, config.evals.tasks_per_domain)
+    if prompts is not None:
+        tasks = prompts.show(tasks).tasks
     engine = HFEngine(
         policy, role=role, pad_id=student.chat.pad_id, max_batch=config.evals.max_batch
     )
@@ -128,9 +139,10 @@ def judge(night: Night) -> Verdict:
     path = night.run.gate_path()
     stored = from_json(Verdict, read_json(path), where=str(path)) if path.exists() else None
     verdict = stored or _decide(night)
-    moved = _moved_champion(night) if verdict.decision == "promote" else None
-    if moved is not None:
-        verdict = replace(verdict, decision="hold", reasons=(*verdict.reasons, moved))
+    for check in (_moved_champion, _weak_analyst):
+        against = check(night) if verdict.decision == "promote" else None
+        if against is not None:
+            verdict = replace(verdict, decision="hold", reasons=(*verdict.reasons, against))
     if verdict != stored:
         write_json(path, verdict)
     return verdict
@@ -159,6 +171,21 @@ def _moved_champion(night: Night) -> Reason | None:
     )
 
 
+def _weak_analyst(night: Night) -> Reason | None:
+    """Why a night must not be promoted whose hindsight could mostly not be read."""
+    for stage in night.student_stages:
+        found = read_result(night.final(stage.name)).learned
+        if found is not None and found.is_enough is False:
+            return Reason(
+                rule="analyst",
+                observed=found.valid_rate or 0.0,
+                bound=night.config.for_stage(stage).skills.min_valid_rate,
+                passed=False,
+                text=f"Stage {stage.name}: {found.verdict}.",
+            )
+    return None
+
+
 def _was_promoted(night: Night) -> bool:
     digest = candidate(night).digest
     return any(
@@ -168,8 +195,11 @@ def _was_promoted(night: Night) -> bool:
 
 
 def promote(night: Night) -> None:
-    """Make the result the champion when the verdict says so. Idempotent."""
+    """Make the result the champion when the verdict says so; else its skills go back too.
+
+    Idempotent."""
     verdict = judge(night)
+    banking.settle(night, verdict.decision)
     if verdict.decision != "promote" or _was_promoted(night):
         return
     registry.promote(
@@ -178,6 +208,7 @@ def promote(night: Night) -> None:
         candidate(night),
         run=night.run.name,
         verdict_path=night.run.gate_path(),
+        bank=banking.version_of(night, start=False),
     )
 
 
@@ -216,7 +247,7 @@ def write_summary(night: Night, warnings: Sequence[str]) -> Mapping[str, Any]:
         "peak_rss_bytes": peak_rss_bytes(),
         "adapter_sha256": result.digest,
         "start_sha256": checkpoint_ref(night.start, base=result.base).digest,
-        "bank_version": None,
+        "bank_version": banking.version_of(night, start=verdict.decision != "promote"),
         "warnings": [*_told(warnings, stages), *_left_out(night)],
     }
     write_json(night.run.summary_path, summary)

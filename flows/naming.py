@@ -20,7 +20,7 @@ def lookup(named: Named, table: Mapping[str, Any], section: str, config: Config)
     if named.name in table:
         return table[named.name]
     module, colon, attr = named.name.partition(":")
-    if colon and section.partition(".")[0] in ("objective", "teacher", "reference"):
+    if colon and section.partition(".")[0] in ("objective", "teacher", "reference", "analyst"):
         try:
             return getattr(importlib.import_module(module), attr)
         except (ImportError, AttributeError) as error:

@@ -63,6 +63,11 @@ class Night:
         return self.run.home
 
     @property
+    def bank_home(self) -> Path:
+        """Folder that holds `bank/`."""
+        return self.home
+
+    @property
     def student_stages(self) -> list[Stage]:
         return [s for s in self.config.stages if s.target == "student"]
 
@@ -138,7 +143,19 @@ def begin(night: Night) -> None:
         _require_same_base(night, champion.kind, champion.base)
         _require_same_revision(night, champion.run)
         incumbent = {"digest": champion.digest, "path": str(champion.path)}
-    write_json(path, {"number": _number(night, name), "model": name, "incumbent": incumbent})
+    record = {"number": _number(night, name), "model": name, "incumbent": incumbent}
+    write_json(path, {**record, "bank_version": _bank_version(night)})
+
+
+def _bank_version(night: Night) -> str | None:
+    """The version of the skills that the night begins with; None where none are shown."""
+    from flows.banking import bank_of
+
+    for stage in night.student_stages[-1:]:
+        config = night.config.for_stage(stage)
+        bank = bank_of(night, config) if config.skills.show else None
+        return bank.snapshot() if bank else None
+    return None
 
 
 def _number(night: Night, model: str) -> int:
@@ -175,9 +192,12 @@ def prepare_start(night: Night) -> CheckpointRef:
 def register_start(night: Night) -> None:
     """Without a champion the start becomes the first one, so that a rollback always has a target.
     Idempotent."""
+    from flows.banking import version_of
+
     ref, name = prepare_start(night), night.config.model.name
     if registry.current(night.home, name) is None:
-        registry.promote(night.home, name, ref, run=night.run.name, action="initial")
+        bank = version_of(night, start=True)
+        registry.promote(night.home, name, ref, run=night.run.name, action="initial", bank=bank)
 
 
 def base_name(config: Config) -> str:

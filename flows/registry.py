@@ -44,6 +44,8 @@ class Champion:
     at: str
     step: int = 0
     policy_version: int = 0
+    bank: str | None = None
+    """Skills that belong to the weights, as NAME@VERSION; None where none are shown."""
 
     def ref(self) -> CheckpointRef:
         return CheckpointRef(
@@ -72,6 +74,8 @@ class Entry:
     policy_version: int = 0
     verdict: str | None = None
     """File with the verdict, as given; None when a person decided."""
+    bank: str | None = None
+    """Skills that belong to the weights, as NAME@VERSION; None where none are shown."""
 
     def promotion(self) -> Promotion:
         return Promotion(
@@ -110,6 +114,7 @@ def current(home: Path, model: str) -> Champion | None:
         at=entry.at,
         step=entry.step,
         policy_version=entry.policy_version,
+        bank=entry.bank,
     )
 
 
@@ -137,6 +142,7 @@ def promote(
     run: str | None,
     verdict_path: Path | None = None,
     action: Literal["promote", "initial"] = "promote",
+    bank: str | None = None,
 ) -> Promotion:
     """Make `checkpoint` the champion. Repeating a call that succeeded or crashed changes nothing
     more. EvalError when the verdict at `verdict_path` is about other weights or not `promote`."""
@@ -158,6 +164,7 @@ def promote(
         step=checkpoint.step,
         policy_version=checkpoint.policy_version,
         verdict=str(verdict_path) if verdict_path else None,
+        bank=bank,
     )
     return _flip(home, entry)
 
@@ -186,6 +193,7 @@ def rollback(home: Path, model: str, to: str | None = None) -> Promotion:
         base=target.base,
         step=target.step,
         policy_version=target.policy_version,
+        bank=target.bank,
     )
     return _flip(home, entry)
 

@@ -12,15 +12,24 @@ import typer
 
 from distill.errors import ConfigError
 from flows.output import say
+from flows.skills_completion import complete_bank, complete_skill, complete_version
 
 if TYPE_CHECKING:
     from skills.bank import SkillBank
     from skills.change import Change
 
-Bank = Annotated[str, typer.Option(help="Name of the bank; default: the only one.")]
-Id = Annotated[str, typer.Argument(help="Id of a skill.")]
+Bank = Annotated[
+    str,
+    typer.Option(help="Name of the bank; default: the only one.", autocompletion=complete_bank),
+]
+Id = Annotated[str, typer.Argument(help="Id of a skill.", autocompletion=complete_skill)]
+Ids = Annotated[list[str], typer.Argument(help="Ids of skills.", autocompletion=complete_skill)]
 Version = Annotated[
-    str | None, typer.Option(help="Beginning of a version's id; default: the active one.")
+    str | None,
+    typer.Option(
+        help="Beginning of a version's id; default: the active one.",
+        autocompletion=complete_version,
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, do nothing.")]
 Reason = Annotated[str, typer.Option(help="Why; it is kept in the history.")]

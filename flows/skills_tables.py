@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flows.output import print_table
+from flows.output import print_table, say
 
 if TYPE_CHECKING:
     from skills.diffs import Diff
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 NUMBERS = frozenset({"utility", "uses", "gain", "score", "skills", "seq"})
 COLOURS = {"active": "green", "candidate": "yellow", "quarantined": "red", "retired": "dim"}
+WRAPPED = ("title", "reason", "principle")
+"""Columns whose text may go on in the next line, down to a width of ..."""
+NARROW = 20
+LESS_TELLING = ("kind", "uses", "category", "utility")
+"""What a narrow terminal leaves out, in this order."""
 WIDTH = 60
 """Characters of a text in a column."""
 
@@ -46,22 +51,43 @@ def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    shown, fits = _fitting(rows, columns, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        wraps = name in ("title", "reason", "principle")
+    for name in shown:
         table.add_column(
             name,
             justify="right" if name in NUMBERS else "left",
-            no_wrap=not wraps,
+            no_wrap=fits and name not in WRAPPED,
             overflow="fold",
         )
     for row in rows:
-        cells = [Text("-" if row.get(n) in (None, "") else str(row.get(n))) for n in columns]
-        for name, cell in zip(columns, cells, strict=True):
+        cells = [Text("-" if row.get(n) in (None, "") else str(row.get(n))) for n in shown]
+        for name, cell in zip(shown, cells, strict=True):
             if name == "status":
                 cell.stylize(COLOURS.get(cell.plain, ""))
         table.add_row(*cells)
-    Console().print(table)
+    console.print(table)
+    if len(shown) < len(columns):
+        say(f"no room for {', '.join(n for n in columns if n not in shown)}; see --json")
+
+
+def _fitting(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], width: int
+) -> tuple[list[str], bool]:
+    """The columns that a terminal has room for, and whether they fit; the less telling go first."""
+    from rich.cells import cell_len
+
+    def needed(names: Sequence[str]) -> int:
+        widths = [max([len(n), *(cell_len(str(row.get(n) or "-")) for row in rows)]) for n in names]
+        pairs = zip(names, widths, strict=True)
+        return sum(min(w, NARROW) if n in WRAPPED else w for n, w in pairs) + 2 * (len(names) - 1)
+
+    shown = list(columns)
+    for name in LESS_TELLING:
+        if name in shown and needed(shown) > width:
+            shown.remove(name)
+    return shown, needed(shown) <= width
 
 
 def skill_row(item: SkillItem, **more: Any) -> dict[str, Any]:

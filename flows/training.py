@@ -27,6 +27,7 @@ from distill.step import Once, Parts, StepReport, just_run, on_policy_step
 from distill.tracking import FanOut, JsonlTracker, WandbTracker
 from distill.trainer import Trainer
 from flows.building import build_parts, live_ref, trainer_options
+from flows.keeping import Learned, read_learned
 from flows.night import Night, Student, load_student
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class StageResult:
     """Why the monitor ended it before its last step."""
     warnings: tuple[str, ...] = ()
     """What the monitor warned of."""
+    learned: Learned | None = None
+    """What it learned in words, where somebody wrote."""
 
 
 def train(night: Night, stage: Stage) -> StageResult:
@@ -95,6 +98,8 @@ def _attempt(
         if announce:
             night.progress.stage_started(stage.name, loop.last)
         progress, collapse = loop.run(progress, segments, tracker)
+        if collapse is None and parts.closing is not None:
+            parts.closing(progress.step)
     finally:
         tracker.close()
         if segments is not None:
@@ -125,6 +130,7 @@ def _finish(loop: _Loop, progress: Progress) -> StageResult:
         seconds=progress.seconds,
         stopped=f"{back.text}; it ended with the weights of step {progress.step}" if back else None,
         warnings=told,
+        learned=read_learned(night.run.stage_dir(stage.name)),
     )
     with staged_dir(night.final(stage.name)) as partial:
         save_weights(student.policy, student.chat.tokenizer, partial)

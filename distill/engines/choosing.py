@@ -16,6 +16,7 @@ from torch import Tensor
 from distill.body import backbone
 from distill.engines.sampling import uniforms
 from distill.errors import EngineError
+from distill.logprobs import reply_shift
 from distill.types import Completion, Sampling, StopReason
 
 Choices = Sequence[Sequence[int]]
@@ -105,17 +106,18 @@ def _score(
     found = [first.gather(-1, tokens[:, :1])]
     if width > 1:
         cache.batch_select_indices(owner)
-        whole = torch.cat([mask[owner], real[:, :-1]], 1)
+        inputs, targets = reply_shift(tokens)
+        whole = torch.cat([mask[owner], reply_shift(real)[0]], 1)
         positions = (whole.cumsum(1) - 1).clamp(min=0)[:, -(width - 1) :]
         states = backbone(model)(
-            input_ids=tokens[:, :-1],
+            input_ids=inputs,
             attention_mask=whole,
             position_ids=positions,
             use_cache=True,
             **{cache_name: cache},
         ).last_hidden_state
         later = torch.log_softmax(head_logits(states.flatten(0, 1)), -1)
-        found.append(later.gather(-1, tokens[:, 1:].reshape(-1, 1)).view(len(flat), width - 1))
+        found.append(later.gather(-1, targets.reshape(-1, 1)).view(len(flat), width - 1))
     table = torch.cat(found, 1)
     rows = iter(table[i, : len(ids)] for i, ids in enumerate(flat))
     return [[next(rows) for _ in allowed] for allowed in choices]

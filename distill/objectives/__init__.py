@@ -9,13 +9,16 @@ from distill.objectives.gkd import GKD
 from distill.objectives.grpo import DAPO, GRPO, DrGRPO
 from distill.objectives.omni_opd import OmniOPD
 from distill.objectives.opd import OPD
+from distill.objectives.opid import OPID
 from distill.objectives.opsa import OPSA
 from distill.objectives.opsd import OPSD
 from distill.objectives.power_opd import PowerOPD
 from distill.objectives.rlsd import RLSD
 from distill.objectives.sdft import SDFT
 from distill.objectives.sdpo import SDPO
+from distill.objectives.seed import SEED
 from distill.objectives.sft import SFT
+from distill.objectives.surprise import Surprise
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "sft": SFT,
@@ -33,4 +36,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "dapo": DAPO,
+    "seed": SEED,
+    "opid": OPID,
+    "surprise": Surprise,
 }

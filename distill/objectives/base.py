@@ -102,6 +102,9 @@ class Objective(Protocol):
     reference.logprobs, reference.distribution  the same of a frozen reference
     student.logprobs, .entropy, .candidates     the student before the update
     rewards, groups                             a reward per rollout; several rollouts per prompt
+    turns                                       one row per turn, each in a state that has a name
+    step_skill.logprobs                         the teacher under the skill of a single step, with
+                                                the signal `step_skill.viewed`
     text                                        continuations by a teacher that only writes
     """
 

@@ -50,7 +50,7 @@ def test_the_wheel_holds_every_source_preset_and_prompt(wheel: Path) -> None:
     wanted = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
-        for pattern in ("*.py", "*.toml", "*.md", "py.typed")
+        for pattern in ("*.py", "*.toml", "*.md", "*.css", "*.js", "*.html", "*.jsonl", "py.typed")
         for path in (ROOT / package).rglob(pattern)
     }
     assert {f"{package}/py.typed" for package in PACKAGES} <= wanted

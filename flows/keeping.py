@@ -1,0 +1,154 @@
+"""What hindsight leaves behind at the end of a stage: numbers for the report, skills to keep."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distill.config import Config
+from distill.rundir import from_json, read_json, write_json
+from distill.segments import stored
+from distill.types import Note, Rollout, Task
+from flows.evolving import StageBank, committed
+from flows.hindsight import has_secrets
+from skills.hindsight.checks import secrets_of
+from skills.hindsight.episodes import Episode, episodes_of
+from skills.hindsight.rate import ValidRate
+from skills.hindsight.to_items import merge_into, sightings, to_items, united
+from skills.lifecycle import Thresholds
+
+logger = logging.getLogger(__name__)
+MAX_MEASURED = 20
+"""New candidates of a stage that are measured, those with most evidence first."""
+
+
+LEARNED = "learned.json"
+"""Beside a stage's checkpoints: what it learned in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What became of the bank at the end of a stage."""
+
+    version: str
+    added: tuple[str, ...] = ()
+    promoted: tuple[str, ...] = ()
+    num_waiting: int = 0
+    """Skills that were seen too rarely to be kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learned:
+    """What a stage learned in words."""
+
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Status -> number of notes."""
+    valid_rate: float | None = None
+    """Share of the first notes that could be read."""
+    correct_rate: float | None = None
+    """Share of the notes that say what the tasks' own lessons say; None where those are unknown."""
+    is_enough: bool | None = None
+    """Whether the analyst reached `skills.min_valid_rate`; None before that can be said."""
+    verdict: str = ""
+    """The same as a sentence; empty where nobody was asked."""
+    looks: int = 0
+    """Looks at what fails, and the skills that came of them."""
+    evolved: tuple[str, ...] = ()
+    kept: Kept | None = None
+
+
+def close_stage(
+    config: Config,
+    folder: Path,
+    held: StageBank | None,
+    *,
+    tasks_of: Callable[[int], Sequence[Task]],
+    last_step: int,
+    reason: str,
+) -> None:
+    """Write `learned.json`; before that, let the bank keep what [skills] says."""
+    rate = ValidRate()
+    for step, notes in sorted(stored(folder, "notes", Note).items()):
+        rate = rate.add(notes) if step <= last_step else rate
+    asked = rate.num_asked > 0
+    least = config.skills.min_valid_rate
+    looks = [] if held is None else [k for k in held.looks if 0 < k.step <= last_step]
+    kept = None
+    if held is not None and config.skills.keep:
+        kept = keep(held, tasks_of=tasks_of, last_step=last_step, reason=reason)
+    found = Learned(
+        notes=rate.total,
+        valid_rate=rate.valid_rate,
+        correct_rate=rate.correct_rate,
+        is_enough=rate.is_enough(least) if asked else None,
+        verdict=rate.verdict(least) if asked else "",
+        looks=len(looks),
+        evolved=tuple(name for look in looks for name in look.added),
+        kept=kept,
+    )
+    write_json(folder / LEARNED, found)
+
+
+def read_learned(folder: Path) -> Learned | None:
+    """What a stage learned in words; None for one that had no part in it."""
+    path = folder / LEARNED
+    return from_json(Learned, read_json(path), where=str(path)) if path.exists() else None
+
+
+def keep(
+    held: StageBank,
+    *,
+    tasks_of: Callable[[int], Sequence[Task]],
+    last_step: int,
+    reason: str,
+) -> Kept:
+    """Make the valid notes of a stage candidates of its bank, and measure the most seen of them.
+
+    One change of the bank, made once whatever is repeated.
+    """
+    done = committed(held.bank, reason)
+    if done is not None:
+        return Kept(added=done[0], promoted=(), version=done[1], num_waiting=0)
+    episodes, notes = _read(held, tasks_of, last_step)
+    items = united(to_items(episodes, notes, run=held.run))
+    skills = held.config.skills
+    with held.bank.change(actor="night", wait=60.0) as change:
+        merged = merge_into(
+            change,
+            items,
+            min_sightings=skills.min_sightings,
+            secrets=secrets_of([e.task for e in episodes]) if has_secrets(held.config) else None,
+            reason=reason,
+        )
+        added = tuple(o.id for o in merged.outcomes if o.result == "added")
+        best = sorted((change.get(name) for name in added), key=lambda i: -sightings(i))
+        for item in best[: MAX_MEASURED if skills.pairs else 0]:
+            gain = held.measure(item, "keep")
+            change.credit(gain.uses if gain else [], reason=reason)
+        rules = Thresholds(min_sightings=skills.min_sightings, min_pairs=skills.pairs)
+        judged = change.judge(rules) if skills.pairs else {}
+    return Kept(
+        added=added,
+        promoted=tuple(name for name, why in judged.items() if why.startswith("promoted")),
+        version=held.bank.snapshot(),
+        num_waiting=len(merged.waiting),
+    )
+
+
+def _read(
+    held: StageBank, tasks_of: Callable[[int], Sequence[Task]], last_step: int
+) -> tuple[list[Episode], list[Note]]:
+    """Every attempt of the stage that has a valid note, with that note."""
+    rollouts = stored(held.folder, "rollouts", Rollout)
+    notes = stored(held.folder, "notes", Note)
+    threshold = held.config.skills.success
+    found: list[tuple[Episode, Note]] = []
+    for step in sorted(s for s in notes if s <= last_step and s in rollouts):
+        valid = {n.traj_id: n for n in notes[step] if n.status == "ok"}
+        rows = [r for r in rollouts[step] if r.traj_id in valid]
+        tasks = {t.id: t for t in tasks_of(step)}
+        episodes = episodes_of(rows, tasks.__getitem__, held.decode, threshold=threshold)
+        found += [(e, valid[e.traj_id]) for e in episodes]
+    return [e for e, _ in found], [n for _, n in found]
