@@ -31,6 +31,8 @@ class Point:
     sampled: float | None
     domains: Mapping[str, float]
     """The chosen metric by domain."""
+    turns: float | None = None
+    """Mean turns of the greedy attempts, where they take several."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,13 @@ class Run:
     kept: Ends | None
     """Accuracy on the tasks' own `compare.forgetting` prompts, where they have such."""
     speed: Speed
+    withheld: float | None = None
+    """The chosen metric at the end without the skills that its prompts otherwise show."""
+    notes_valid: float | None = None
+    """Share of its hindsight that could be read ..."""
+    notes_correct: float | None = None
+    """... and that says what the tasks' own lessons say."""
+    skills_added: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

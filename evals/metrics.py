@@ -89,6 +89,19 @@ def mean_interval(
     return Estimate(mean=mean, low=low, high=high, n=n)
 
 
+def plain_interval(
+    values: Sequence[float],
+    *,
+    resamples: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
+    """Mean of any finite values, such as counts, with its percentile bootstrap interval."""
+    array = _finite(values, "values")
+    low, high = _percentiles(array, resamples, confidence, seed)
+    return Estimate(mean=float(array.mean()), low=low, high=high, n=len(array))
+
+
 def paired_bootstrap(
     before: Sequence[float],
     after: Sequence[float],

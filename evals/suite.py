@@ -28,7 +28,7 @@ from distill.types import (
     StopReason,
     Task,
 )
-from evals.metrics import mean_interval, pass_at_k, wilson
+from evals.metrics import mean_interval, pass_at_k, plain_interval, wilson
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,7 +231,10 @@ def _estimates(outcomes: list[Outcome], settings: EvalSettings) -> dict[str, Est
         for k in settings.k:
             estimates[f"pass@{k}"] = interval(_passes(k))
     if any(outcome.num_turns > 1 for outcome in outcomes):
-        estimates["turns"] = interval(lambda outcome: float(outcome.num_turns))
+        counts = [float(outcome.num_turns) for outcome in outcomes]
+        estimates["turns"] = plain_interval(
+            counts, confidence=settings.confidence, seed=settings.seed
+        )
     cut = sum(outcome.truncated for outcome in outcomes)
     estimates["truncated"] = wilson(cut, len(outcomes), settings.confidence)
     return estimates

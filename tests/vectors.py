@@ -21,15 +21,18 @@ from distill.objectives import (
     GOPD,
     GRPO,
     OPD,
+    OPID,
     OPSA,
     OPSD,
     RLSD,
     SDFT,
     SDPO,
+    SEED,
     SFT,
     AntiSD,
     DrGRPO,
     PowerOPD,
+    Surprise,
 )
 from distill.objectives.base import Objective
 from distill.types import StepInfo
@@ -81,10 +84,19 @@ DISTILLING: list[Objective] = [
     RLSD(),
     RLSD(form="eq16"),
     AntiSD(gate=False),
+    SEED(gate="signed", skill_coefficient=0.5),
+    SEED(gate="centered", skill_coefficient=0.5, over="all"),
+    OPID(),
+    OPID(w_episode=0.5, w_step=0.5, allow_large_weights=True, over="skilled"),
+    OPID(normalize=True, w_episode=0.1, clip_skill=1.0),
+    OPID(routing="additive", w_episode=0.1, w_step=0.05),
+    *(OPID(auxiliary=how, auxiliary_coefficient=0.1) for how in ("delta", "importance")),
 ]
-"""Every objective that reads a teacher, in its forms."""
+"""Every objective that reads a teacher, in its forms; of SEED those whose gate is 0 at no gap."""
 
 EVERY: list[Objective] = [*DISTILLING, SFT(), GRPO(), GRPO(kl_coefficient=0.1), DrGRPO(), DAPO()]
+EVERY += [SEED(skill_coefficient=0.5), SEED(skill_coefficient=0.0), Surprise()]
+EVERY += [GRPO(credit="gigpo", stat_scope="trajectories"), GRPO(credit="g2po", credit_std=False)]
 EVERY += [OPSA(mode=m, scope=s) for m in ("entropy", "fixed") for s in ("response", "batch")]
 
 
@@ -149,6 +161,14 @@ def batch_of(
         "rewards": torch.zeros(tokens.shape[0], dtype=student.dtype),
         "targets": targets,
     }
+    needs = getattr(objective, "needs", frozenset())
+    if "turns" in needs:  # every row of a group in the same state, and its reward earned there
+        earned = changes.get("rewards", values["rewards"])
+        values |= {"step_rewards": earned, "row_state": torch.zeros(len(tokens), dtype=torch.long)}
+    if "step_skill.logprobs" in needs:
+        targets["step_skill"] = full_scores(teacher, tokens)
+        told = torch.ones(tokens.shape[0], tokens.shape[1] + 1, dtype=student.dtype)
+        values["signals"] = {"step_skill.viewed": told}
     return logits_batch(tokens, **(values | changes))
 
 

@@ -17,16 +17,19 @@ from distill.objectives import (
     GRPO,
     OBJECTIVES,
     OPD,
+    OPID,
     OPSA,
     OPSD,
     RLSD,
     SDFT,
     SDPO,
+    SEED,
     SFT,
     AntiSD,
     DrGRPO,
     OmniOPD,
     PowerOPD,
+    Surprise,
 )
 from distill.objectives.base import ForwardPlan, Term, with_weights
 from distill.objectives.terms import Sum
@@ -102,6 +105,15 @@ CASES = [
     GRPO(kl_coefficient=0.1, clip_dual=3.0),
     DrGRPO(),
     DAPO(refill_rounds=0),
+    GRPO(stat_scope="trajectories", credit="gigpo"),
+    GRPO(stat_scope="trajectories", credit="g2po", credit_std=False, lone_group="raw"),
+    SEED(skill_coefficient=0.5),
+    SEED(skill_coefficient=0.5, gate="signed", over="all", failed_only=True),
+    SEED(skill_coefficient=0.5, gate="centered", credit="gigpo", aggregate="trajectory"),
+    OPID(),
+    OPID(w_episode=0.5, allow_large_weights=True, normalize=True, over="skilled", credit="g2po"),
+    OPID(auxiliary="importance", auxiliary_coefficient=0.1, aggregate="sequence"),
+    Surprise(),
     Sum(parts=((GRPO(), 1.0), (GKD(), 0.3), (SFT(), 0.5))),
 ]
 
@@ -118,7 +130,36 @@ def _rows(objective):
             replace(r, group_id=f"w{r.traj_id}", traj_id=f"w{r.traj_id}")
             for r in random_rollouts(2, seed=9, worked=True)
         ]
+    if "turns" in objective.needs:
+        return turn_rollouts()
     return random_rollouts(8)
+
+
+def turn_rollouts():
+    """Five trajectories of two or three turns, one row each, in two groups: states are shared, one
+    action could not be read, and the third trajectory fails."""
+    paths = [("g0", "ab"), ("g0", "abc"), ("g0", "ac"), ("g1", "ab"), ("g1", "aab")]
+    rows = iter(random_rollouts(12, seed=3))
+    out = []
+    for number, (group, states) in enumerate(paths):
+        for step, state in enumerate(states):
+            last, invalid = step == len(states) - 1, (number, step) == (1, 1)
+            earned = float(last and number not in (2, 4)) - 0.1 * invalid
+            out.append(
+                replace(
+                    next(rows),
+                    group_id=group,
+                    traj_id=f"r{number}",
+                    step=step,
+                    num_steps=len(states),
+                    reward=float(number not in (2, 4)),
+                    return_=float(number not in (2, 4)) - 0.1 * (number == 1),
+                    step_reward=earned,
+                    action_valid=not invalid,
+                    obs_key=state,
+                )
+            )
+    return out
 
 
 def test_every_objective_of_the_table_is_among_the_cases():

@@ -12,7 +12,7 @@ from distill.batch import TokenScores, collate, token_scores
 from distill.errors import AlignmentError
 from distill.followers import FollowerSpec
 from distill.models import new_adapter
-from distill.objectives import GRPO, OBJECTIVES, RLSD, SDFT, SDPO, SFT
+from distill.objectives import GRPO, OBJECTIVES, RLSD, SDFT, SDPO, SEED, SFT
 from distill.policy import AdapterSpec, Policy
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Scores
@@ -150,6 +150,7 @@ FIXED_WEIGHTS = [
     for o in EVERY
     # These read the live student inside a detached factor: no number has their gradient.
     if not (isinstance(o, RLSD | SDFT | SDPO) and not getattr(o, "hybrid_lambda", 0.0))
+    and not (isinstance(o, SEED) and o.skill_coefficient)
     and getattr(o, "support", "") != "top_k"
 ]
 

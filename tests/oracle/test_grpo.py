@@ -12,6 +12,7 @@ from distill.advantages import (
     group_is_mixed,
     group_zscore,
     leave_one_out,
+    once_per_trajectory,
     overlong_penalty,
 )
 from distill.divergence import k3
@@ -74,14 +75,80 @@ def test_a_group_of_two_successes_in_eight_has_its_published_z_scores(ddof, succ
     close(group_center(rewards, ONE_GROUP), [0.75] * 2 + [-0.25] * 6)
 
 
-def test_statistics_over_rows_and_over_trajectories_are_the_published_ones():
-    # skills-and-routing 9.1: returns [1, 0, 1, 0] of trajectories of 2, 6, 4 and 4 rows
-    returns, steps = f64([1.0, 0.0, 1.0, 0.0]), torch.tensor([2, 6, 4, 4])
-    rows = returns.repeat_interleave(steps)
-    found = group_zscore(rows, torch.zeros(16, dtype=torch.long), ddof=1)
-    close(found, torch.where(rows > 0, f64(1.249998), f64(-0.749999)))
-    found = group_zscore(returns, torch.zeros(4, dtype=torch.long), ddof=1)
-    close(found, [0.866024, -0.866024, 0.866024, -0.866024])
+def trajectories(returns, steps, **changes):
+    """One group of trajectories, each of so many rows with the return of the whole."""
+    steps, size = torch.tensor(steps), sum(steps)
+    values = {
+        "rewards": f64(returns).repeat_interleave(steps),
+        "row_group": torch.zeros(size, dtype=torch.long),
+        "row_traj": torch.arange(len(steps)).repeat_interleave(steps),
+    }
+    return logits_batch(torch.zeros(size, 1, dtype=torch.long), **(values | changes))
+
+
+def advantages(batch, **options):
+    objective = GRPO(**options)
+    return objective.prepare(batch, INFO, {})[0].signals["grpo"][:, 1]
+
+
+@pytest.mark.parametrize(
+    ("scope", "good", "bad"),
+    [("rows", 1.249998, -0.749999), ("trajectories", 0.866024, -0.866024)],
+)
+def test_the_objective_takes_its_statistics_over_rows_or_trajectories(scope, good, bad):
+    # skills-and-routing 9.1
+    batch = trajectories([1.0, 0.0, 1.0, 0.0], [2, 6, 4, 4])
+    found = advantages(batch, ddof=1, stat_scope=scope)
+    close(found, torch.where(batch.rewards > 0, f64(good), f64(bad)))
+
+
+@pytest.mark.parametrize("options", [{}, {"ddof": 1}, {"group": "center"}])
+@pytest.mark.parametrize("returns", [[1.0, 1.0, *[0.0] * 6], [0.1, 0.7, 0.3, 0.3]])
+def test_both_scopes_agree_where_every_trajectory_has_one_row(options, returns):
+    batch = trajectories(returns, [1] * len(returns))
+    both = [advantages(batch, stat_scope=s, **options) for s in ("rows", "trajectories")]
+    close(both[0], both[1], 1e-12)
+
+
+def test_trajectories_of_equal_return_but_different_length_have_no_spread():
+    # a mean of equal floats need not be equal to them
+    batch = trajectories([0.7, 0.7, 0.7], [3, 7, 1])
+    batch.rewards.copy_(batch.rewards.float())
+    for scope in ("rows", "trajectories"):
+        assert not bool(advantages(batch, stat_scope=scope).any())
+
+
+def test_rows_that_differ_inside_a_trajectory_count_with_their_mean():
+    values, groups, entry = once_per_trajectory(
+        f64([1.0, 0.5, 3.0, 0.0]), torch.tensor([4, 4, 4, -1]), torch.tensor([0, 0, 1, 1])
+    )
+    assert groups[entry].tolist() == [4, 4, 4, -1]
+    close(values[entry], [0.75, 0.75, 3.0, 0.0])
+
+
+@pytest.mark.parametrize("scope", ["rows", "trajectories"])
+def test_a_group_of_one_has_its_published_raw_value_on_request(scope):
+    # skills-and-routing 9.1: mean 0, deviation 1
+    batch = trajectories([1.0], [1])
+    close(advantages(batch, stat_scope=scope, lone_group="raw"), [0.999999], 5e-7)
+    close(advantages(batch, stat_scope=scope, lone_group="raw", group="center"), [1.0])
+    assert advantages(batch, stat_scope=scope).tolist() == [0.0]
+
+
+def test_a_lone_trajectory_of_several_rows_is_a_group_of_one_only_among_trajectories():
+    batch = trajectories([1.0], [3])
+    assert advantages(batch, lone_group="raw").tolist() == [0.0] * 3
+    found = advantages(batch, lone_group="raw", stat_scope="trajectories")
+    close(found, [0.999999] * 3, 5e-7)
+
+
+@pytest.mark.parametrize("scope", ["rows", "trajectories"])
+def test_failed_rows_leave_their_trajectories_and_groups(scope):
+    batch = trajectories([1.0, 0.0, math.nan], [2, 1, 2])
+    batch.completion_mask[3:] = False
+    found = advantages(batch, stat_scope=scope, group="center", lone_group="raw")
+    mean = 2 / 3 if scope == "rows" else 0.5
+    close(found, [1 - mean, 1 - mean, -mean, 0.0, 0.0])
 
 
 def test_groups_are_apart_and_one_without_a_spread_gets_exactly_zero():
@@ -304,6 +371,12 @@ def test_a_rollout_without_a_reward_is_refused():
         ({"clip_high": -0.1}, "clip_high"),
         ({"clip_dual": 1.0}, "clip_dual"),
         ({"group": "median"}, "group"),
+        ({"stat_scope": "steps"}, "stat_scope"),
+        ({"lone_group": "one"}, "lone_group"),
+        ({"credit": "gae"}, "credit must be none or gigpo or g2po"),
+        ({"credit_weight": -1.0}, "credit_weight"),
+        ({"gamma": 0.0}, "gamma"),
+        ({"gamma": 1.1}, "gamma"),
         ({"kl_coefficient": -1.0}, "kl_coefficient"),
         ({"overlong_length": 4, "overlong_cache": 5}, "overlong_cache"),
     ],
