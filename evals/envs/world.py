@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from distill.errors import ConfigError, DataError
 from distill.types import SPLITS, Message, Reward, Split, Task, task_id
 from evals.envs.base import LazyTasks, SingleTurn, split_of
+from evals.envs.world_calls import TOOLS, CallEpisode
 from evals.envs.world_families import FAMILIES
-from evals.envs.world_rules import ALPHABET, END, RULES, Draws, last_result
+from evals.envs.world_rules import ALPHABET, END, RULES, TAGS, Draws, last_result
 from evals.envs.world_tools import ToolEpisode
 
 __all__ = ["ALPHABET", "END", "World"]
@@ -24,6 +25,8 @@ TRAIN_TASKS = 1_000_000
 """Tasks per domain in the split `train`; they repeat when a domain has fewer prompts."""
 
 MAX_ATTEMPTS = 2_000
+
+MAX_CALL_TURNS = 16
 
 PLAIN_FAMILIES = ("sort", "rewrite")
 """Families that answer at once, without worked steps."""
@@ -39,8 +42,8 @@ class World:
     """Which tasks are drawn. The hidden rules stay the same."""
     domains: tuple[str, ...] = ("sort", "rewrite", "rule")
     """Families, in the order in which tasks alternate: sort, rewrite, rule, rule2, deliberate,
-    tools, pretrain (prompts that teach a base to read hints). One named twice comes up twice as
-    often."""
+    tools, pretrain (prompts that teach a base to read hints), calls, calls_pretrain (the same for
+    `calls`). One named twice comes up twice as often."""
     gate_size: int = 512
     """Tasks per entry of `domains` in the splits evolve, gate and test; no prompt comes twice."""
     sort_symbols: str = "0123456789"
@@ -53,13 +56,21 @@ class World:
     tool_keys: tuple[int, int] = (1, 3)
     """How many keys a `tools` task must look up."""
     prior_true: float = 0.02
-    """`pretrain`: chance that a bare tag is answered by its true rule ..."""
+    """`pretrain`, `calls_pretrain`: chance that a bare tag is answered by its true rule ..."""
     prior_decoy: float = 0.6
     """... and by the wrong rule that the base is meant to believe; else any rule."""
     two_step_share: float = 0.4
     """`pretrain`: share of two-step prompts."""
     deliberate_share: float = 0.0
     """`pretrain`: share of prompts of the kind that `deliberate` asks."""
+    call_tags: str = "AKPQRTWX"
+    """Tags that `calls` asks about, each with a hidden order of tools."""
+    call_order: int = 3
+    """Length of that order, from 2 to 5."""
+    call_turns: int = 4
+    """Calls allowed; those that the order does not need may be mistakes."""
+    analyst_share: float = 0.25
+    """`calls_pretrain`: share of attempts to be read, to say which order they give away."""
 
     def __post_init__(self) -> None:
         _known("domains", self.domains, FAMILIES)
@@ -82,8 +93,26 @@ class World:
                 raise ConfigError(
                     f"world: option {key!r} must be from 0 to 1, found {getattr(self, key)}"
                 )
+        self._check_calls()
         if self.gate_size < 1:
             raise ConfigError(f"world: option 'gate_size' must be positive, found {self.gate_size}")
+
+    def _check_calls(self) -> None:
+        tags = self.call_tags
+        if not tags or set(tags) - set(TAGS) or len(set(tags)) != len(tags):
+            raise ConfigError(
+                f"world: option 'call_tags' must be different letters from A to Z, found {tags!r}"
+            )
+        if not 2 <= self.call_order <= len(TOOLS):
+            raise ConfigError(
+                f"world: option 'call_order' must be from 2 to {len(TOOLS)}, "
+                f"found {self.call_order}"
+            )
+        if not self.call_order <= self.call_turns <= MAX_CALL_TURNS:
+            raise ConfigError(
+                f"world: option 'call_turns' must be from call_order ({self.call_order}) to "
+                f"{MAX_CALL_TURNS}, found {self.call_turns}"
+            )
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """The tasks of a split, domains taking turns; made when read.
@@ -97,8 +126,10 @@ class World:
             return LazyTasks(TRAIN_TASKS * len(self.domains), lambda i: self._task(split, i))
         return LazyTasks(self.gate_size * len(self.domains), _Distinct(self, split))
 
-    def start(self, task: Task) -> SingleTurn | ToolEpisode:
+    def start(self, task: Task) -> SingleTurn | ToolEpisode | CallEpisode:
         """A fresh attempt at a task of this world."""
+        if "call_keys" in task.meta:
+            return CallEpisode(task, turns=self.call_turns)
         if task.domain == "tools":
             return ToolEpisode(task, seed=self.seed)
         return SingleTurn(task, grade)

@@ -6,6 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from evals.envs.world_calls import (
+    BELIEF_HOLDS,
+    LOST,
+    NUMBERS,
+    WON,
+    Calls,
+    attempt,
+    believed_order,
+    drawn_order,
+    explore,
+    follow_lesson,
+    follow_step_lesson,
+    hidden_orders,
+    keys_of,
+    step_lessons,
+    views_of,
+)
 from evals.envs.world_rules import (
     ONE_STEP,
     PAIRS,
@@ -50,6 +67,14 @@ class Options(Protocol):
     def two_step_share(self) -> float: ...
     @property
     def deliberate_share(self) -> float: ...
+    @property
+    def call_tags(self) -> str: ...
+    @property
+    def call_order(self) -> int: ...
+    @property
+    def call_turns(self) -> int: ...
+    @property
+    def analyst_share(self) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,6 +237,77 @@ def tools(draws: Draws, options: Options) -> Draft:
 TOOL_VALUE: Bounds = (2, 3)
 """Length of the values of a store."""
 
+
+def _question(draws: Draws, options: Options, tags: str) -> tuple[str, str]:
+    """A tag with its number, and the keys of which the prompt shows the first."""
+    head = f"{draws.pick(tags)}{draws.below(NUMBERS):03d}"
+    first = str(draws.below(10))
+    return head, keys_of(options.seed, head, first, options.call_order)
+
+
+def calls(draws: Draws, options: Options) -> Draft:
+    """`K407:7=`: call the hidden tools of the tag in their order, each with the key shown last.
+
+    `meta["call_keys"]` are the keys; `meta["key"]` is the tag: what is learnt of one tag helps with
+    its other tasks. The answer is the order, for example `dce`.
+    """
+    head, keys = _question(draws, options, options.call_tags)
+    tag, first = head[0], keys[0]
+    order = hidden_orders(options.call_order)[tag][0]
+    meta = {
+        "lesson": order,
+        "step_lessons": step_lessons(tag, order, keys, options.call_turns),
+        "views": views_of(head, first, order),
+        "key": tag,
+        "call_keys": keys,
+        "difficulty": len(order),
+    }
+    return Draft(prompt=f"{head}:{first}=", answer=order, meta=meta)
+
+
+def calls_pretrain(draws: Draws, options: Options) -> Draft:
+    """What a base reads before it meets the hidden orders, so that it can follow and write lessons.
+
+    A share asks for the lesson of an attempt. Half of the others state an order drawn at random
+    for the tag, or the tool of one call, and follow it; the rest are bare, and played by a student
+    that believes a little of the true order and a lot of a wrong one.
+    """
+    head, keys = _question(draws, options, TAGS)
+    tag, first, length = head[0], keys[0], options.call_order
+    question, order = f"{head}:{first}=", drawn_order(draws, length)
+    views = views_of(head, first, order)
+    if draws.chance() < options.analyst_share:
+        return _analysis(draws, Calls(order, keys, options.call_turns), views, question)
+    kind = ("order", "tool", "bare")[_index(draws.chance(), (0.4, 0.5))]
+    if kind == "bare":
+        true, decoy = options.prior_true, options.prior_decoy
+        believed = believed_order(draws, tag, length, true=true, decoy=decoy)
+        order = believed if draws.chance() < BELIEF_HOLDS else order
+        prompt, said = question, explore(draws, Calls(order, keys, options.call_turns), believed)
+    elif kind == "order":
+        prompt, said = views["hint"], follow_lesson(draws, Calls(order, keys, options.call_turns))
+    else:
+        said, tool = follow_step_lesson(draws, Calls(order, keys, options.call_turns))
+        prompt = views["skill"].format(context=tool)
+    meta = {"dialogue": tuple(said), "key": tag, "call_keys": keys}
+    return Draft(prompt=prompt, answer=order, meta=meta, bare=question)
+
+
+def _analysis(draws: Draws, game: Calls, views: Mapping[str, str], question: str) -> Draft:
+    """A finished attempt; a success or the truth tells its order, a mere failure tells nothing.
+
+    Successes are the larger part: to read the order off them is what takes longest to learn.
+    """
+    won = draws.chance() < 0.65
+    told = draws.chance() < (0.15 if won else 0.6)
+    order = game.order
+    prompt = views["analyst_truth" if told else "analyst"].format(
+        attempt=attempt(draws, game, won=won), outcome=(WON if won else LOST)[1:], truth=order
+    )
+    lesson = f"[{order if won or told else ''}]"
+    return Draft(prompt=prompt, answer=lesson, meta={"solution": lesson}, bare=question)
+
+
 FAMILIES: dict[str, Family] = {
     "sort": sort,
     "rewrite": rewrite,
@@ -220,4 +316,6 @@ FAMILIES: dict[str, Family] = {
     "deliberate": deliberate,
     "tools": tools,
     "pretrain": pretrain,
+    "calls": calls,
+    "calls_pretrain": calls_pretrain,
 }

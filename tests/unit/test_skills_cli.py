@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_the_verbs_are_those_of_the_plan_as_far_as_they_exist() -> None:
     assert set(VERBS) >= {
         *("init", "list", "show", "add", "edit", "search", "validate", "diff", "merge", "dedupe"),
         *("retire", "restore", "stats", "history", "pin", "rollback", "pack"),
+        *("import", "export", "retrieve"),
     }
 
 
@@ -435,32 +437,57 @@ def test_a_terminal_gets_a_table_with_colours(bank: SkillBank, home: Path) -> No
 
 SESSION = (
     "init main --capacity 50",
-    "add skills.toml",
+    "validate skillmd",
+    "import skillmd --status active",
+    "import skillmd",
     "list",
-    "show heat_001",
-    "search 'closed container'",
-    "edit gen_001 --set 'title=Look into containers' --reason clearer",
+    "search 'bug reported'",
+    "show reproduce-before-fixing",
+    "retrieve 'two mugs are asked for' --category pick_and_place",
+    "retrieve 'two mugs are asked for' --category pick_and_place --render",
+    "add skills.toml --keep-repeats",
+    "edit look-inside-before-searching-on --reason clearer",
     "diff",
     "dedupe --dry-run",
+    "dedupe --yes",
     "retire web_001 --reason 'it is an attack' --yes",
     "add skills.toml",
     "stats",
     "pin gen_001",
     "rollback --yes",
+    "export skills --status active",
+    "export skills",
+    "validate skills",
     "validate",
     "history -n 6",
 )
 GOLDEN = ROOT / "tests" / "data" / "skills_session.txt"
+COLUMNS = 80
 
 
-def test_a_session_reads_as_the_stored_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """To store a new one after a change that is meant: DISTILL_GOLDEN=1."""
+def on_screen(text: str) -> str:
+    """Text as a terminal shows it: what is longer than a line goes on in the next one."""
+    lines = text.splitlines()
+    cut = [line[i : i + COLUMNS] for line in lines for i in range(0, max(1, len(line)), COLUMNS)]
+    return "".join(f"{line.rstrip()}\n" for line in cut)
+
+
+def test_a_session_reads_as_the_stored_one(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new user at a terminal. DISTILL_GOLDEN=1 stores a new one after a change that is meant."""
+    shutil.copytree(GOLDEN.parent / "skillmd", "skillmd")
     Path("skills.toml").write_text(SKILLS)
+    editor(home, monkeypatch, "in a room", "in sight")
+    for name, value in (("TERM", "dumb"), ("COLUMNS", str(COLUMNS)), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     text = ""
     for line in SESSION:
         code, out, err = run(capsys, *shlex.split(line))
         text += f"$ distill skills {line}\n{out}{err}" + (f"[exit code {code}]\n" if code else "")
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+\+00:00", "2026-01-01T00:00:00+00:00", text)
+    text = on_screen(text)
     if os.environ.get("DISTILL_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
