@@ -143,7 +143,7 @@ def _path(xs: Sequence[float], ys: Sequence[float | None]) -> str:
 
 def _ticks(low: float, high: float) -> list[float]:
     """Four to six round values that enclose the range; shares get the whole of 0 to 1."""
-    if low >= 0 and 0.2 < high <= 1:
+    if low >= 0 and (0.2 < high <= 1 or high == 0):
         return [0.0, 0.25, 0.5, 0.75, 1.0]
     low = min(low, 0.0) if low < 0 or low < high / 2 else low
     span = max(high - low, abs(high) * 1e-3, 1e-9)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib.resources import files
 
 from evals.compare_page_charts import panels, thousands
-from evals.compare_page_facts import About, Change, Range, Results, Row
-from evals.markup import Html, el, join, section, tile
+from evals.compare_page_facts import About, Range, Results, Row
+from evals.compare_page_skills import skills_facts, skills_section
+from evals.compare_page_words import changed, interval, share, signed
+from evals.markup import Html, el, join, none_cell, number_cell, section, table, tile
 
 _METRIC = {
     "sampled": "accuracy of sampled replies (temperature as configured)",
@@ -27,7 +29,7 @@ def render(results: Results) -> str:
         el("title", f"Comparison - {results.name}"),
         el("style", Html("\n".join(styles))),
     )
-    sections = (_table, _curves, _stopped, _contenders, _method)
+    sections = (_table, skills_section, _curves, _stopped, _contenders, _method)
     body = el(
         "body",
         el("a", "Skip to the results", href="#main", class_="skip"),
@@ -50,9 +52,9 @@ def _header(results: Results) -> Html:
         tile("Contenders", f"{count}"),
         tile("Tokens each", thousands(results.tokens)),
         tile("Seeds", f"{len(results.seeds)}"),
-        tile("Start", _percent(sum(r.start for r in rows) / count)),
-        tile("Best end", _percent(best.end), _interval(best.change, "change ")),
-        tile("Teacher", _percent(sum(goals) / len(goals))) if goals else None,
+        tile("Start", share(sum(r.start for r in rows) / count)),
+        tile("Best end", share(best.end), interval(best.change, "change ")),
+        tile("Teacher", share(sum(goals) / len(goals))) if goals else None,
         tile("Visible difference", f"{100 * results.table.detectable:.1f}", "points or more")
         if results.table.detectable is not None
         else None,
@@ -76,7 +78,7 @@ def _title(results: Results) -> tuple[Html | str, ...]:
     if close:
         names = ", ".join([best.name, *close[:3]]) + (" and others" if len(close) > 3 else "")
         return (el("span", names, class_="best"), " end highest, too close to tell apart")
-    return (el("span", best.name, class_="best"), f" ends highest: {_percent(best.end)}")
+    return (el("span", best.name, class_="best"), f" ends highest: {share(best.end)}")
 
 
 def _what(results: Results) -> str:
@@ -90,13 +92,13 @@ def _what(results: Results) -> str:
 
 
 def _table(results: Results) -> Html:
-    table = results.table
-    against = any(row.against is not None for row in table.rows)
-    kept = any(row.kept is not None for row in table.rows)
+    ranks = results.table
+    against = any(row.against is not None for row in ranks.rows)
+    kept = any(row.kept is not None for row in ranks.rows)
     numbers = [
         "End",
         "Change",
-        *([f"Against {table.baseline}"] if against else []),
+        *([f"Against {ranks.baseline}"] if against else []),
         f"Tokens to {100 * results.level:.0f}\u00a0%",
         "Steps",
         "Memory",
@@ -104,22 +106,10 @@ def _table(results: Results) -> Html:
         "Entropy",
         *(["Hint kept"] if kept else []),
     ]
-    heads = [
-        el("th", "Contender", scope="col"),
-        el("th", "0 to 100\u00a0%", scope="col"),
-        *(el("th", name, scope="col", class_="num") for name in numbers),
-    ]
-    body = [_row(row, results, against=against, kept=kept) for row in table.rows]
+    body = [_row(row, results, against=against, kept=kept) for row in ranks.rows]
     caption = "Best end first; intervals are 95 %, paired task by task, seeds pooled"
-    grid = el(
-        "table",
-        el("caption", caption),
-        el("thead", el("tr", *heads)),
-        el("tbody", *body),
-        class_="ranks",
-    )
-    region = el("div", grid, class_="card scroll", tabindex=0, role="region", aria_label=caption)
-    return section("table", "Where each one ended", _table_note(results), region)
+    grid = table(caption, ["Contender", "0 to 100\u00a0%"], numbers, body, kind="ranks")
+    return section("table", "Where each one ended", _table_note(results), grid)
 
 
 def _table_note(results: Results) -> str:
@@ -134,22 +124,22 @@ def _table_note(results: Results) -> str:
 
 
 def _row(row: Row, results: Results, *, against: bool, kept: bool) -> Html:
-    reached = _none()
+    reached = none_cell()
     if row.tokens_to_level is not None and row.steps_to_level is not None:
         below = f"{row.steps_to_level:.0f} steps"
         if row.num_reached < row.num_seeds:
             below += f", {row.num_reached} of {row.num_seeds} seeds"
-        reached = _number(thousands(row.tokens_to_level), below)
+        reached = number_cell(thousands(row.tokens_to_level), below)
     cells = [
         el("td", _bar(row), class_="share", aria_hidden="true"),
-        _number(_percent(row.end)),
-        _change(row.change),
-        *([_change(row.against)] if against else []),
+        number_cell(share(row.end)),
+        changed(row.change),
+        *([changed(row.against)] if against else []),
         reached,
-        _number(f"{row.steps:.0f}", f"{row.seconds_per_step:.3f} s each"),
-        _number(f"{row.peak_rss_bytes / 2**20:.0f} MiB"),
-        _number(_span(row.grad_norm)),
-        _number(_span(row.entropy)),
+        number_cell(f"{row.steps:.0f}", f"{row.seconds_per_step:.3f} s each"),
+        number_cell(f"{row.peak_rss_bytes / 2**20:.0f} MiB"),
+        number_cell(_span(row.grad_norm)),
+        number_cell(_span(row.entropy)),
         *([_kept(row.kept)] if kept else []),
     ]
     mark = el("small", "stopped early", class_="ended") if row.stopped else None
@@ -223,7 +213,7 @@ def _about(about: About) -> Html:
         el("td", about.objective),
         el("td", about.teacher),
         el("td", about.view),
-        _number(f"{about.lr:g}"),
+        number_cell(f"{about.lr:g}"),
     )
 
 
@@ -254,6 +244,7 @@ def _method(results: Results) -> Html:
             "points: what training wore away",
         ),
     ]
+    facts += skills_facts(results)
     pairs = [piece for name, text in facts for piece in (el("dt", name), el("dd", text))]
     command = None
     if results.command:
@@ -262,37 +253,9 @@ def _method(results: Results) -> Html:
     return section("method", "How to read this", None, card)
 
 
-def _change(change: Change | None) -> Html:
-    if change is None:
-        return _none()
-    sure = change.low > 0 or change.high < 0
-    points = el("span", _signed(change.mean), class_="sure" if sure else None)
-    return el("td", points, el("small", _interval(change)), class_="num")
-
-
 def _kept(change: float | None) -> Html:
-    return _none() if change is None else _number(_signed(change))
-
-
-def _number(text: str, below: str | None = None) -> Html:
-    return el("td", text, el("small", below) if below else None, class_="num")
-
-
-def _none() -> Html:
-    return el("td", "\u2013", class_="num")
+    return none_cell() if change is None else number_cell(signed(change))
 
 
 def _span(span: Range | None) -> str:
     return "\u2013" if span is None else f"{span.low:.2g} to {span.high:.2g}"
-
-
-def _interval(change: Change, before: str = "") -> str:
-    return f"{before}{_signed(change.low)} to {_signed(change.high)}"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\u2212")
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}\u00a0%"

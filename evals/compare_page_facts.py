@@ -84,6 +84,9 @@ class Run:
     notes_correct: float | None = None
     """... and that says what the tasks' own lessons say."""
     skills_added: int = 0
+    end_turns: tuple[float, ...] = ()
+    """Turns of the greedy attempt per task at the end, in the order of `end`; empty where every
+    attempt took one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +134,16 @@ class Row:
     kept: float | None
     """Mean change of the accuracy on the forgetting prompts."""
     stopped: tuple[str, ...]
+    turns: float | None = None
+    """Mean turns of the greedy attempts at the end; None where no contender takes several."""
+    turns_against: Change | None = None
+    """The same against the baseline's, on the same tasks."""
+    withheld: float | None = None
+    """The chosen metric at the end without the skills that the prompts otherwise show."""
+    notes_valid: float | None = None
+    notes_correct: float | None = None
+    skills_added: float = 0.0
+    """Mean over the seeds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class Html(str):
@@ -54,3 +54,46 @@ def section(key: str, title: str, note: str | None, *content: Html | None) -> Ht
         id=key,
         aria_labelledby=f"{key}-heading",
     )
+
+
+def table(
+    caption: str,
+    text_heads: Sequence[str],
+    number_heads: Sequence[str],
+    body: Sequence[Html],
+    *,
+    card: bool = True,
+    kind: str | None = None,
+) -> Html:
+    """A table in a region that scrolls sideways; columns of text first, then those of numbers.
+
+    `card` gives it a frame of its own, `kind` is a style class.
+    """
+    heads = [
+        *(el("th", name, scope="col") for name in text_heads),
+        *(el("th", name, scope="col", class_="num") for name in number_heads),
+    ]
+    grid = el(
+        "table",
+        el("caption", caption),
+        el("thead", el("tr", *heads)),
+        el("tbody", *body),
+        class_=kind,
+    )
+    style = "card scroll" if card else "scroll"
+    return el("div", grid, class_=style, tabindex=0, role="region", aria_label=caption)
+
+
+def number_cell(value: str, below: str | None = None) -> Html:
+    return el("td", value, el("small", below) if below else None, class_="num")
+
+
+def none_cell() -> Html:
+    return el("td", "\u2013", class_="num")
+
+
+def tick(good: bool, words: str, *, shown: bool = False) -> Html:
+    """A sign for yes or no whose words stand beside it, or are there for those who listen."""
+    symbol = el("span", "\u2713" if good else "\u2717", aria_hidden="true")
+    label = f" {words}" if shown else el("span", words, class_="hidden")
+    return el("span", symbol, label, class_="yes" if good else "no")

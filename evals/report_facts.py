@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,27 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from distill.rundir import read_json, read_jsonl
-
-Fields = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """One domain, or all of them: accuracies with intervals and the paired change."""
-
-    name: str
-    n: int
-    before: Interval | None
-    after: Interval | None
-    teacher: Interval | None
-    change: Interval | None
+from evals.report_learned import Learned, read_learned
+from evals.report_measures import (
+    ALL,
+    WHO,
+    Comparison,
+    Fields,
+    accuracies,
+    count,
+    domains_of,
+    number,
+    turns,
+)
+from evals.report_samples import Sample, read_samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,21 +59,6 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    who: str
-    text: str
-    correct: bool | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    domain: str
-    prompt: str
-    answer: str | None
-    replies: tuple[Reply, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     run: str
     decision: str | None
@@ -90,7 +66,13 @@ class Facts:
     overall: Comparison | None
     domains: tuple[Comparison, ...]
     detectable: float | None
+    turns: tuple[Comparison, ...]
+    """Mean turns per domain, the whole last; empty where every attempt takes one."""
     checks: tuple[Check, ...]
+    learned: tuple[Learned, ...]
+    """Stages that learned in words ..."""
+    bank: str | None
+    """... and the NAME@VERSION of the skills that stand in the prompts."""
     curves: tuple[Curve, ...]
     samples: tuple[Sample, ...]
     stages: tuple[Stage, ...]
@@ -106,13 +88,11 @@ def read_facts(run_dir: Path) -> Facts:
     summary = _optional(run_dir / "summary.json")
     verdict = _optional(run_dir / "gates" / "verdict.json")
     env = _optional(run_dir / "env.json")
-    reports = {
-        who: _optional(run_dir / "evals" / f"{who}.json") for who in ("before", "after", "teacher")
-    }
+    reports = {who: _optional(run_dir / "evals" / f"{who}.json") for who in WHO}
     decision = verdict.get("decision") or summary.get("verdict")
     results: Fields = verdict.get("domains") or summary.get("domains") or {}
-    names = sorted({*results, *_domains_of(reports.values())})
-    overall = _comparison("all domains", "", verdict.get("overall") or {}, reports)
+    names = sorted({*results, *domains_of(reports.values())})
+    overall = accuracies(ALL, "", verdict.get("overall") or {}, reports)
     return Facts(
         run=str(summary.get("run") or run_dir.resolve().name),
         decision=str(decision) if decision else None,
@@ -124,14 +104,17 @@ def read_facts(run_dir: Path) -> Facts:
         domains=tuple(
             found
             for name in names
-            if (found := _comparison(name, f"{name}/", results.get(name) or {}, reports))
+            if (found := accuracies(name, f"{name}/", results.get(name) or {}, reports))
         ),
-        detectable=_number(verdict.get("detectable")),
+        detectable=number(verdict.get("detectable")),
+        turns=turns(reports),
         checks=tuple(map(_check, verdict.get("reasons") or summary.get("reasons") or ())),
+        learned=read_learned(run_dir, summary.get("stages") or ()),
+        bank=str(summary["bank_version"]) if summary.get("bank_version") else None,
         curves=_curves(run_dir / "metrics.jsonl"),
-        samples=_samples(run_dir / "samples.json"),
+        samples=read_samples(run_dir / "samples.json", reports),
         stages=tuple(map(_stage, summary.get("stages") or ())),
-        seconds=_number(summary.get("seconds")),
+        seconds=number(summary.get("seconds")),
         warnings=tuple(str(warning) for warning in summary.get("warnings") or ()),
         command=_command(summary, env),
         about=_about(summary),
@@ -183,6 +166,11 @@ def points(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:+.1f}"
 
 
+def signed(value: float) -> str:
+    """A difference of counts, always signed."""
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
 def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -222,65 +210,6 @@ def _optional(path: Path) -> Fields:
     return value if isinstance(value, Mapping) else {}
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def _count(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-def _domains_of(reports: Iterable[Fields]) -> set[str]:
-    return {
-        name.removesuffix("/greedy")
-        for report in reports
-        for name in report.get("metrics") or {}
-        if name.endswith("/greedy")
-    }
-
-
-def _interval(mean: Any, low: Any, high: Any) -> Interval | None:
-    middle = _number(mean)
-    if middle is None:
-        return None
-    bottom, top = _number(low), _number(high)
-    return Interval(
-        mean=middle,
-        low=middle if bottom is None else bottom,
-        high=middle if top is None else top,
-    )
-
-
-def _comparison(
-    name: str, prefix: str, result: Fields, reports: Mapping[str, Fields]
-) -> Comparison | None:
-    """Intervals come from the evaluations; without them the gate's means stand alone."""
-
-    def accuracy(who: str) -> Interval | None:
-        estimate = (reports[who].get("metrics") or {}).get(f"{prefix}greedy") or {}
-        found = _interval(estimate.get("mean"), estimate.get("low"), estimate.get("high"))
-        return found or _interval(result.get(who), None, None)
-
-    before, after, teacher = accuracy("before"), accuracy("after"), accuracy("teacher")
-    if before is None and after is None and teacher is None:
-        return None
-    sizes = [
-        ((reports[who].get("metrics") or {}).get(f"{prefix}greedy") or {}).get("n")
-        for who in ("after", "before", "teacher")
-    ]
-    return Comparison(
-        name=name,
-        n=next((count for size in [result.get("n"), *sizes] if (count := _count(size))), 0),
-        before=before,
-        after=after,
-        teacher=teacher,
-        change=_interval(result.get("difference"), result.get("low"), result.get("high")),
-    )
-
-
 def _check(reason: Any) -> Check:
     if isinstance(reason, Mapping):
         passed = reason.get("passed")
@@ -297,7 +226,7 @@ def _curves(path: Path) -> tuple[Curve, ...]:
         return ()
     stages: dict[str, dict[int, Fields]] = {}
     for row in read_jsonl(path):
-        step = _count(row.get("step")) if isinstance(row, Mapping) else None
+        step = count(row.get("step")) if isinstance(row, Mapping) else None
         if step is not None:
             # A resumed run repeats the steps after its last checkpoint: the last row counts.
             stages.setdefault(str(row.get("stage") or ""), {})[step] = row
@@ -312,48 +241,22 @@ def _curve(stage: str, rows: Mapping[int, Fields]) -> Curve | None:
     chosen = {"all domains": "reward/mean"}
     chosen |= {key.removeprefix("reward/"): key for key in keys if key != "reward/mean"}
     measure = "reward"
-    if not any(_number(row.get("reward/mean")) is not None for row in rows.values()):
+    if not any(number(row.get("reward/mean")) is not None for row in rows.values()):
         chosen, measure = {"loss": "loss"}, "loss"
     logged = {
-        name: tuple(_number(rows[step].get(key)) for step in steps) for name, key in chosen.items()
+        name: tuple(number(rows[step].get(key)) for step in steps) for name, key in chosen.items()
     }
     series = {name: values for name, values in logged.items() if any(v is not None for v in values)}
     return Curve(stage=stage, measure=measure, steps=steps, series=series) if series else None
-
-
-def _samples(path: Path) -> tuple[Sample, ...]:
-    if not path.exists():
-        return ()
-    rows = read_json(path)
-    return tuple(_sample(row) for row in rows if isinstance(row, Mapping))
-
-
-def _sample(row: Fields) -> Sample:
-    replies = [
-        Reply(
-            who=who,
-            text=str(row[who]),
-            correct=row[f"{who}_ok"] if isinstance(row.get(f"{who}_ok"), bool) else None,
-        )
-        for who in ("before", "after", "teacher")
-        if row.get(who) is not None
-    ]
-    answer = row.get("answer")
-    return Sample(
-        domain=str(row.get("domain", "")),
-        prompt=str(row.get("prompt", "")),
-        answer=None if answer is None else str(answer),
-        replies=tuple(replies),
-    )
 
 
 def _stage(row: Fields) -> Stage:
     return Stage(
         name=str(row.get("name", "")),
         objective=str(row.get("objective") or ""),
-        steps=_count(row.get("steps")),
-        tokens=_count(row.get("tokens")),
-        seconds=_number(row.get("seconds")),
+        steps=count(row.get("steps")),
+        tokens=count(row.get("tokens")),
+        seconds=number(row.get("seconds")),
     )
 
 
@@ -378,9 +281,9 @@ def _about(summary: Fields) -> tuple[tuple[str, str], ...]:
         )
         if summary.get(key) is not None
     ]
-    if (seconds := _number(summary.get("seconds"))) is not None:
+    if (seconds := number(summary.get("seconds"))) is not None:
         shown.append(("Duration", duration(seconds)))
-    if (peak := _number(summary.get("peak_rss_bytes"))) is not None:
+    if (peak := number(summary.get("peak_rss_bytes"))) is not None:
         shown.append(("Peak memory", f"{peak / 2**30:.2f} GiB"))
     return tuple(shown)
 

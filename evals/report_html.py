@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 from evals.charts import NUM_COLOURS, Dot, interval_chart, line_chart, mark
-from evals.markup import Html, el, join, section, tile
+from evals.markup import Html, el, join, none_cell, number_cell, section, table, tick, tile
 from evals.report_facts import (
     Check,
-    Comparison,
     Curve,
     Facts,
-    Interval,
-    Reply,
-    Sample,
     duration,
     percent,
     points,
+    signed,
     smooth,
     window_of,
 )
+from evals.report_html_samples import samples_section
+from evals.report_html_skills import skills_section
+from evals.report_measures import Comparison, Interval
 
 _WHO = {"before": "Before", "after": "After", "teacher": "Teacher"}
-_SHOWN_SAMPLES = 12
-_LONGEST_TEXT = 2000
 
 
 def render_html(facts: Facts) -> str:
@@ -38,7 +38,10 @@ def render_html(facts: Facts) -> str:
         el("title", f"{facts.headline.partition(':')[0].rstrip('.')} - {facts.run}"),
         el("style", style),
     )
-    sections = (_accuracy, _checks, _curves, _samples, _stages, _warnings, _reproduce)
+    sections = (
+        *(_accuracy, _turns, _checks, skills_section, _curves, _samples),
+        *(_stages, _warnings, _reproduce),
+    )
     body = el(
         "body",
         el("a", "Skip to the results", href="#main", class_="skip"),
@@ -56,7 +59,7 @@ def _header(facts: Facts) -> Html:
         for who in ("before", "after", "teacher"):
             value: Interval | None = getattr(facts.overall, who)
             if value is not None:
-                tiles.append(tile(_WHO[who], percent(value.mean), _range(value)))
+                tiles.append(tile(_WHO[who], percent(value.mean), _SHARES.span(value)))
         if change := facts.overall.change:
             span = f"{_minus(points(change.low))} to {_minus(points(change.high))}"
             tiles.append(tile("Change in points", _minus(points(change.mean)), span))
@@ -80,10 +83,9 @@ def _accuracy(facts: Facts) -> Html | None:
     if facts.overall is None:
         return None
     rows = [*facts.domains, facts.overall]
-    present = [who for who in _WHO if any(getattr(row, who) is not None for row in rows)]
     legend = [
         el("li", el("svg", el("g", mark(w, "7", 7), class_=w), width=14, height=14), _WHO[w])
-        for w in present
+        for w in _present(rows)
     ]
     lanes = [piece for i, row in enumerate(rows) for piece in _lane(row, i, row is facts.overall)]
     ticks = [el("span", f"{x}\u00a0%", style=f"left:{x}%") for x in (0, 25, 50, 75, 100)]
@@ -103,7 +105,9 @@ def _accuracy(facts: Facts) -> Html | None:
         el("div", *lanes, scale, class_="lanes"),
         class_="card",
     )
-    return section("accuracy", "Accuracy", note, chart, _accuracy_table(rows, facts, present))
+    caption = "Accuracy per domain with 95 % intervals"
+    numbers = _measures(caption, rows, facts.overall, _SHARES)
+    return section("accuracy", "Accuracy", note, chart, numbers)
 
 
 def _lane(row: Comparison, index: int, is_total: bool) -> tuple[Html, Html]:
@@ -119,39 +123,64 @@ def _lane(row: Comparison, index: int, is_total: bool) -> tuple[Html, Html]:
     return label, el("div", chart, class_="chart")
 
 
-def _accuracy_table(rows: list[Comparison], facts: Facts, present: list[str]) -> Html:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scale:
+    """How a measure is written."""
+
+    value: Callable[[float], str]
+    bound: Callable[[float], str]
+    change: Callable[[float], str]
+    unit: str
+
+    def span(self, value: Interval) -> str | None:
+        if value.low == value.high:
+            return None
+        return f"{self.bound(value.low)} to {self.bound(value.high)}"
+
+
+_SHARES = _Scale(
+    value=percent, bound=lambda share: f"{100 * share:.1f}", change=points, unit=", points"
+)
+_TURNS = _Scale(value="{:.2f}".format, bound="{:.2f}".format, change=signed, unit="")
+
+
+def _measures(caption: str, rows: Sequence[Comparison], total: Comparison, scale: _Scale) -> Html:
+    """Rows of domains by who was measured, the change first: what a narrow screen shows."""
+    present = _present(rows)
     has_change = any(row.change is not None for row in rows)
-    heads = [*(["Change, points"] if has_change else []), *(_WHO[who] for who in present), "Tasks"]
+    heads = [f"Change{scale.unit}"] if has_change else []
     body = []
     for row in rows:
         cells = []
-        # What a narrow screen shows first is what the night changed.
         if has_change and row.change is not None:
-            low, high = _minus(points(row.change.low)), _minus(points(row.change.high))
-            cells.append(_number_cell(_minus(points(row.change.mean)), f"{low} to {high}"))
+            low, high = _minus(scale.change(row.change.low)), _minus(scale.change(row.change.high))
+            cells.append(number_cell(_minus(scale.change(row.change.mean)), f"{low} to {high}"))
         elif has_change:
-            cells.append(_none())
+            cells.append(none_cell())
         for who in present:
             value: Interval | None = getattr(row, who)
-            cells.append(_number_cell(percent(value.mean), _range(value)) if value else _none())
-        cells.append(_number_cell(f"{row.n}"))
-        total = "total" if row is facts.overall else None
-        body.append(el("tr", el("th", row.name, scope="row"), *cells, class_=total))
-    return _table("Accuracy per domain with 95 % intervals", ["Domain"], heads, body)
+            cells.append(
+                number_cell(scale.value(value.mean), scale.span(value)) if value else none_cell()
+            )
+        cells.append(number_cell(f"{row.n}"))
+        style = "total" if row is total else None
+        body.append(el("tr", el("th", row.name, scope="row"), *cells, class_=style))
+    return table(caption, ["Domain"], [*heads, *(_WHO[who] for who in present), "Tasks"], body)
 
 
-def _table(caption: str, text_heads: list[str], number_heads: list[str], body: list[Html]) -> Html:
-    heads = [
-        *(el("th", name, scope="col") for name in text_heads),
-        *(el("th", name, scope="col", class_="num") for name in number_heads),
-    ]
-    table = el(
-        "table",
-        el("caption", caption),
-        el("thead", el("tr", *heads)),
-        el("tbody", *body),
+def _present(rows: Sequence[Comparison]) -> list[str]:
+    return [who for who in _WHO if any(getattr(row, who) is not None for row in rows)]
+
+
+def _turns(facts: Facts) -> Html | None:
+    if not facts.turns:
+        return None
+    note = (
+        "Mean number of turns of the greedy attempt at a task, failed ones included. The small "
+        "numbers are 95 % intervals; the change is paired, task by task."
     )
-    return el("div", table, class_="card scroll", tabindex=0, role="region", aria_label=caption)
+    caption = "Turns per task with 95 % intervals"
+    return section("turns", "Turns", note, _measures(caption, facts.turns, facts.turns[-1], _TURNS))
 
 
 def _checks(facts: Facts) -> Html | None:
@@ -169,13 +198,7 @@ def _checks(facts: Facts) -> Html | None:
 def _sign(check: Check) -> Html:
     if check.passed is None:
         return el("span", "\u00b7", class_="none", aria_hidden="true")
-    return _tick(check.passed, "passed" if check.passed else "not passed")
-
-
-def _tick(good: bool, words: str, *, shown: bool = False) -> Html:
-    symbol = el("span", "\u2713" if good else "\u2717", aria_hidden="true")
-    label = f" {words}" if shown else el("span", words, class_="hidden")
-    return el("span", symbol, label, class_="yes" if good else "no")
+    return tick(check.passed, "passed" if check.passed else "not passed")
 
 
 def _curves(facts: Facts) -> Html | None:
@@ -233,60 +256,19 @@ def _curve_numbers(curve: Curve, lines: dict[str, list[float | None]], window: i
             "tr",
             el("th", f"{curve.steps[i]}", scope="row"),
             *(
-                _none() if (value := values[i]) is None else _number_cell(f"{value:.3f}")
+                none_cell() if (value := values[i]) is None else number_cell(f"{value:.3f}")
                 for values in lines.values()
             ),
         )
         for i in curve.picks()
     ]
     caption = f"{curve.measure.capitalize()}, smoothed over {window} steps"
-    table = _table(caption, ["Step"], list(lines), body)
-    return el("details", el("summary", "The numbers behind this curve"), table)
+    grid = table(caption, ["Step"], list(lines), body)
+    return el("details", el("summary", "The numbers behind this curve"), grid)
 
 
 def _samples(facts: Facts) -> Html | None:
-    if not facts.samples:
-        return None
-    shown = facts.samples[:_SHOWN_SAMPLES]
-    note = "The same held-out tasks answered before and after, with greedy decoding."
-    if len(shown) < len(facts.samples):
-        note += f" {len(shown)} of {len(facts.samples)} are shown; samples.json has all."
-    cards = [_sample(sample, i) for i, sample in enumerate(shown, start=1)]
-    more = el("details", el("summary", f"{len(cards) - 4} more"), *cards[4:]) if cards[4:] else None
-    return section("samples", "Sample replies", note, *cards[:4], more)
-
-
-def _sample(sample: Sample, number: int) -> Html:
-    return el(
-        "article",
-        el("h3", f"{sample.domain or 'Task'} ", el("span", f"sample {number}")),
-        _question(sample),
-        el("div", *(_reply(reply) for reply in sample.replies), class_="replies"),
-        class_="card sample",
-    )
-
-
-def _question(sample: Sample) -> Html:
-    prompt = el("div", el("h4", "Prompt"), _text(sample.prompt))
-    if sample.answer is None:
-        return el("div", prompt, class_="ask")
-    answer = el("div", el("h4", "Expected answer"), _text(sample.answer))
-    return el("div", prompt, answer, class_="ask pair")
-
-
-def _reply(reply: Reply) -> Html:
-    verdict = None
-    if reply.correct is not None:
-        verdict = _tick(reply.correct, "right" if reply.correct else "wrong", shown=True)
-    return el("div", el("h4", _WHO[reply.who], verdict), _text(reply.text))
-
-
-def _text(text: str) -> Html:
-    if not text.strip():
-        return el("pre", el("span", "(empty)", class_="empty"))
-    cut = len(text) - _LONGEST_TEXT
-    more = el("span", f"\n... {cut} more characters", class_="empty") if cut > 0 else None
-    return el("pre", text[:_LONGEST_TEXT], more)
+    return samples_section(facts.samples)
 
 
 def _stages(facts: Facts) -> Html | None:
@@ -298,7 +280,7 @@ def _stages(facts: Facts) -> Html | None:
     for stage in facts.stages:
         seconds = stage.seconds
         counts = [
-            _none() if count is None else _number_cell(f"{count:,}")
+            none_cell() if count is None else number_cell(f"{count:,}")
             for count in (stage.steps, stage.tokens)
         ]
         width = 100 * (seconds or 0.0) / longest if longest else 0.0
@@ -310,13 +292,13 @@ def _stages(facts: Facts) -> Html | None:
                 el("td", stage.objective or "\u2013"),
                 bar,
                 *(counts if has_counts else []),
-                _none() if seconds is None else _number_cell(duration(seconds)),
+                none_cell() if seconds is None else number_cell(duration(seconds)),
             )
         )
     heads = [*(["Steps", "Trained tokens"] if has_counts else []), "Time"]
     total = f"{duration(facts.seconds)} in all" if facts.seconds is not None else ""
-    table = _table("Stages in order", ["Stage", "Objective", "Share"], heads, body)
-    return section("stages", "Where the time went", total, table)
+    grid = table("Stages in order", ["Stage", "Objective", "Share"], heads, body)
+    return section("stages", "Where the time went", total, grid)
 
 
 def _warnings(facts: Facts) -> Html | None:
@@ -347,20 +329,6 @@ def _reproduce(facts: Facts) -> Html | None:
 def _definitions(entries: tuple[tuple[str, str], ...]) -> Html:
     pairs = [piece for name, value in entries for piece in (el("dt", name), el("dd", value))]
     return el("dl", *pairs, class_="facts")
-
-
-def _number_cell(value: str, below: str | None = None) -> Html:
-    return el("td", value, el("small", below) if below else None, class_="num")
-
-
-def _none() -> Html:
-    return el("td", "\u2013", class_="num")
-
-
-def _range(value: Interval) -> str | None:
-    if value.low == value.high:
-        return None
-    return f"{100 * value.low:.1f} to {100 * value.high:.1f}"
 
 
 def _minus(signed: str) -> str:

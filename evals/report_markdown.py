@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from evals.report_facts import (
-    Comparison,
     Curve,
     Facts,
-    Interval,
-    Sample,
     duration,
     percent,
     points,
+    signed,
     smooth,
     window_of,
 )
+from evals.report_learned import Learned, Look, some
+from evals.report_measures import WHO, Comparison, Interval
+from evals.report_samples import Sample
 
 _SHOWN_SAMPLES = 12
 _LONGEST_TEXT = 2000
-_WHO = ("before", "after", "teacher")
 
 
 def render_markdown(facts: Facts) -> str:
@@ -28,7 +29,9 @@ def render_markdown(facts: Facts) -> str:
         f"# {_line(facts.run)}",
         f"**{_line(facts.headline)}**",
         _accuracy(facts),
+        _turns(facts),
         _checks(facts),
+        *_skills(facts),
         *_curves(facts),
         *_samples(facts),
         _stages(facts),
@@ -58,7 +61,7 @@ def _values(row: Comparison) -> list[str]:
     if row.change is not None:
         low, high = points(row.change.low), points(row.change.high)
         change = f"{points(row.change.mean)} ({low} to {high})"
-    return [change, *(_share(getattr(row, who)) for who in _WHO), str(row.n)]
+    return [change, *(_share(getattr(row, who)) for who in WHO), str(row.n)]
 
 
 def _share(value: Interval | None) -> str:
@@ -69,11 +72,83 @@ def _share(value: Interval | None) -> str:
     return f"{percent(value.mean)} ({100 * value.low:.1f} to {100 * value.high:.1f})"
 
 
+def _turns(facts: Facts) -> str:
+    if not facts.turns:
+        return ""
+    rows = []
+    for row in facts.turns:
+        change = "-" if row.change is None else _between(row.change, signed)
+        means = (getattr(row, who) for who in WHO)
+        cells = ("-" if mean is None else _between(mean, "{:.2f}".format) for mean in means)
+        rows.append([row.name, change, *cells, str(row.n)])
+    table = _table(["Domain", "Change", "Before", "After", "Teacher", "Tasks"], rows)
+    note = (
+        "Mean number of turns of the greedy attempt, failed ones included; brackets are 95 % "
+        "intervals, the change is paired."
+    )
+    return f"## Turns\n\n{note}\n\n{table}"
+
+
+def _between(value: Interval, tell: Callable[[float], str]) -> str:
+    if value.low == value.high:
+        return tell(value.mean)
+    return f"{tell(value.mean)} ({tell(value.low)} to {tell(value.high)})"
+
+
 def _checks(facts: Facts) -> str:
     signs = {True: "passed: ", False: "NOT passed: ", None: ""}
     return _bullets(
         "Why this verdict", tuple(signs[check.passed] + check.text for check in facts.checks)
     )
+
+
+def _skills(facts: Facts) -> list[str]:
+    if not facts.learned:
+        return []
+    bank = f"Skills in the prompts: {_line(facts.bank)}" if facts.bank else ""
+    return ["## Skills", bank, *(_learned(learned) for learned in facts.learned)]
+
+
+def _learned(learned: Learned) -> str:
+    rows = [[words, f"{number:,}"] for words, number in learned.notes]
+    facts = [
+        _rates(learned),
+        _numbers(learned),
+        *map(_look, learned.looks),
+        f"Bank after this stage: {learned.version}" if learned.version else "",
+    ]
+    title = f"### {_line(learned.stage or 'run')}: {_line(learned.objective or 'skills')}"
+    table = _table(["Note", "Number"], [*rows, ["in all", f"{learned.num_notes:,}"]])
+    return f"{title}\n\n{table}\n\n" + "\n".join(f"- {_line(fact)}" for fact in facts if fact)
+
+
+def _rates(learned: Learned) -> str:
+    if learned.valid_rate is None:
+        return ""
+    right = learned.correct_rate
+    lessons = "" if right is None else f", right by the known lessons: {percent(right)}"
+    sentence = f" ({learned.verdict})" if learned.verdict else ""
+    return f"Could be read: {percent(learned.valid_rate)}{lessons}{sentence}."
+
+
+def _numbers(learned: Learned) -> str:
+    if not learned.has_skills:
+        return ""
+    found = f"Skills added: {learned.num_added}"
+    if learned.num_looks:
+        found += f" ({learned.num_evolved} from looks at what fails, of which there were "
+        found += f"{learned.num_looks})"
+    if learned.num_kept is not None:
+        found += f"; promoted: {learned.num_promoted}; waiting: {learned.num_waiting}"
+    return f"{found}."
+
+
+def _look(look: Look) -> str:
+    weak = [name if rate is None else f"{name} ({percent(rate)})" for name, rate in look.weak]
+    found = f"weak: {some(weak)}" if weak else "nothing was weak"
+    added = f"; added: {some(look.added)}" if look.added else ""
+    refused = f"; refused: {some(look.refused, '; ')}" if look.refused else ""
+    return f"Step {look.step}: {found}{added}{refused}."
 
 
 def _curves(facts: Facts) -> list[str]:

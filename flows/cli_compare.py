@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("contender", "start", "end", "change", "against", "to level", "steps", "s/step", "MiB"),
-    *("grad norm", "entropy", "kept", "stopped"),
+    *("grad norm", "entropy", "kept", "turns", "turns against", "withheld"),
+    *("notes valid", "notes right", "skills added", "stopped"),
 )
 
 
@@ -136,8 +137,22 @@ def _cells(row: Row) -> dict[str, Any]:
         "grad norm": _span(row.grad_norm),
         "entropy": None if row.entropy is None else _span(row.entropy),
         "kept": None if row.kept is None else f"{100 * row.kept:+.1f}",
+        "turns": None if row.turns is None else f"{row.turns:.2f}",
+        "turns against": None if row.turns_against is None else _turns(row.turns_against),
+        "withheld": _share(row.withheld),
+        "notes valid": _share(row.notes_valid),
+        "notes right": _share(row.notes_correct),
+        "skills added": f"{row.skills_added:.3g}" if row.skills_added else None,
         "stopped": "; ".join(row.stopped) or None,
     }
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} %"
+
+
+def _turns(change: Change) -> str:
+    return f"{change.mean:+.2f} [{change.low:+.2f}, {change.high:+.2f}]"
 
 
 def _change(change: Change) -> str:

@@ -273,8 +273,8 @@ class _Running:
             label = f"{self.name} step {self.at.step}"
             report = self.suite.measure(self.student, label, prompts)
         point = replace(_point(self.suite, report), step=self.at.step, tokens=self.at.tokens)
-        values = self.suite.values(report)
-        write_json(path, {"point": replace(point, point=self.point), "values": values})
+        found = {"values": self.suite.values(report), "turns": self.suite.turns(report)}
+        write_json(path, {"point": replace(point, point=self.point), **found})
 
     def _prompts(self) -> SkillPrompts | None:
         """The skills that stand in the prompts of the present step."""
@@ -332,6 +332,7 @@ class _Running:
             notes_valid=learned.valid_rate,
             notes_correct=learned.correct_rate,
             skills_added=len(learned.evolved),
+            end_turns=tuple(stored[-1].get("turns", ())),
         )
 
 

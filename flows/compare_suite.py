@@ -46,6 +46,12 @@ class Suite:
         """The chosen metric of every task, in the order of the tasks."""
         return tuple(value_of(report.outcomes[task.id], self.metric) for task in self.tasks)
 
+    def turns(self, report: EvalReport) -> tuple[float, ...]:
+        """Turns of every task's greedy attempt, in the order of the tasks; empty where each took
+        one."""
+        found = tuple(float(report.outcomes[task.id].num_turns) for task in self.tasks)
+        return found if any(turns > 1 for turns in found) else ()
+
     def by_domain(self, report: EvalReport) -> Mapping[str, float]:
         suffix = f"/{self.metric}"
         found = {n: e.mean for n, e in report.metrics.items() if n.endswith(suffix)}

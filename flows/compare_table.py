@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import NormalDist, fmean
 
 import numpy as np
@@ -26,13 +27,18 @@ def summarise(
         raise DataError(f"every contender needs the same seeds, found {seeds}")
     base = _pooled(by_name[baseline], "end")
     rows, gaps = [], []
+    several = any(run.end_turns or run.curve[-1].turns is not None for run in runs)
     for name, found in by_name.items():
         end = _pooled(found, "end")
         against = None
         if name != baseline:
             against = _change(base, end)
             gaps.append(detectable(base, end))
-        rows.append(_row(found, against, level, metric))
+        row = _row(found, against, level, metric)
+        if several:
+            paired = None if name == baseline else _turns_against(by_name[baseline], found)
+            row = replace(row, turns=fmean(map(_mean_turns, found)), turns_against=paired)
+        rows.append(row)
     rows.sort(key=lambda row: -row.end)  # stable: equal ends keep the order of the file
     return Table(baseline=baseline, detectable=max(gaps) if gaps else None, rows=tuple(rows))
 
@@ -74,7 +80,33 @@ def _row(runs: Sequence[Run], against: Change | None, level: float, metric: str)
         entropy=_union(entropies) if entropies else None,
         kept=fmean(kept) if kept else None,
         stopped=tuple(f"seed {r.seed}: {r.stopped}" for r in runs if r.stopped is not None),
+        withheld=_known(run.withheld for run in runs),
+        notes_valid=_known(run.notes_valid for run in runs),
+        notes_correct=_known(run.notes_correct for run in runs),
+        skills_added=fmean(run.skills_added for run in runs),
     )
+
+
+def _known(values: Iterable[float | None]) -> float | None:
+    """Mean over the seeds that have a value."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found else None
+
+
+def _mean_turns(run: Run) -> float:
+    """An evaluation says nothing of turns where each of its attempts took one."""
+    last = run.curve[-1].turns
+    return 1.0 if last is None else last
+
+
+def _turns_against(before: Sequence[Run], after: Sequence[Run]) -> Change | None:
+    """Paired difference in turns; None where results of before know only the means."""
+    pooled = []
+    for runs in (before, after):
+        if any(not run.end_turns and run.curve[-1].turns is not None for run in runs):
+            return None
+        pooled.append([t for run in runs for t in run.end_turns or (1.0,) * len(run.end)])
+    return _change(*pooled)
 
 
 def _first_at(run: Run, level: float, metric: str) -> Point | None:

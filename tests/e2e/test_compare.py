@@ -157,6 +157,7 @@ def test_every_contender_spends_its_tokens_and_is_measured_on_the_way(unbroken):
         assert run["stopped"] is None
         assert len(run["end"]) == found["num_tasks"] == 8
         assert run["kept"] is not None
+        assert run["end_turns"] == [], "an attempt at this world is a single reply"
     follow = found["runs"][0]
     assert 0 < follow["grad_norm"]["low"] < follow["grad_norm"]["high"]
 

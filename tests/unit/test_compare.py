@@ -176,15 +176,17 @@ def test_only_seeds_and_baseline_choose() -> None:
         choose(made(), only=["hot"], baseline="plain")
 
 
-def test_every_objective_stands_in_the_packaged_comparison() -> None:
+def test_every_objective_stands_in_a_packaged_comparison() -> None:
     from distill.objectives import OBJECTIVES
     from flows.compare import check
 
-    comparison = load_comparison([])
-    check(comparison)
-    used = {config_of(comparison, name).objective.name for name in comparison.names}
+    used = set()
+    for packaged in comparisons():
+        comparison = load_comparison([packaged])
+        check(comparison)
+        used |= {config_of(comparison, name).objective.name for name in comparison.names}
     assert used == set(OBJECTIVES) - {"sft"}
-    assert list(comparisons()) == ["compare"]
+    assert {"compare", "skills"} <= set(comparisons())
     with pytest.raises(ConfigError, match=r"neither a packaged comparison nor a file, .*'compare'"):
         load_comparison(["comparee"])
 
@@ -328,6 +330,87 @@ def test_a_run_that_stopped_shows_why_and_keeps_its_last_measure() -> None:
     results = results_of([broken, run_of("bad", 0, BAD)])
     assert [round(s.tokens) for s in curve(results, "good")] == [0, 1000, 1200]
     assert "good, seed 0: collapsed at step 12" in Page(render(results)).words
+
+
+def learning_run(name: str, seed: int, ends: list[float], turns: list[float], **more: Any) -> Run:
+    """A run whose greedy attempts end after these numbers of turns."""
+    run = run_of(name, seed, ends, end_turns=tuple(turns), **more)
+    last = replace(run.curve[-1], turns=sum(turns) / len(turns))
+    return replace(run, curve=(*run.curve[:-1], last))
+
+
+LEARNING = [
+    learning_run(
+        "good",
+        seed,
+        GOOD,
+        [3.0] * 10 + [5.0] * 10,
+        withheld=0.5 + 0.1 * seed,
+        notes_valid=0.9,
+        notes_correct=0.6,
+        skills_added=3 + 2 * seed,
+    )
+    for seed in (0, 1)
+] + [learning_run("bad", seed, BAD, [6.0] * 20) for seed in (0, 1)]
+
+
+def test_the_table_knows_turns_and_skills_where_runs_do() -> None:
+    good, bad = results_of(LEARNING).table.rows
+    assert (good.turns, bad.turns) == (4.0, 6.0)
+    assert good.turns_against is not None
+    assert good.turns_against.mean == pytest.approx(-2.0)
+    assert good.turns_against.low < -2.0 < good.turns_against.high < 0
+    assert bad.turns_against is None
+    assert good.withheld == pytest.approx(0.55)
+    assert (good.notes_valid, good.notes_correct) == (0.9, 0.6)
+    assert good.skills_added == 4.0
+    assert (bad.withheld, bad.notes_valid, bad.skills_added) == (None, None, 0.0)
+    assert [row.turns for row in results_of(RUNS).table.rows] == [None, None]
+
+
+def test_a_contender_that_always_ends_at_once_takes_one_turn_beside_others() -> None:
+    runs = [*LEARNING[:2], *RUNS[2:]]
+    good, bad = results_of(runs).table.rows
+    assert (good.turns, bad.turns) == (4.0, 1.0)
+    assert good.turns_against is not None
+    assert good.turns_against.mean == pytest.approx(3.0)
+
+
+def test_turns_are_not_paired_where_only_their_means_were_kept() -> None:
+    runs = [replace(run, end_turns=()) for run in LEARNING]
+    good = results_of(runs).table.rows[0]
+    assert good.turns == 4.0
+    assert good.turns_against is None
+
+
+def test_the_page_has_columns_for_turns_and_skills_only_where_a_run_has_them() -> None:
+    words = Page(render(results_of(LEARNING))).words
+    for name in ("Turns", "Turns against bad", "Skills withheld", "Notes valid", "Notes right"):
+        assert name in words
+    assert words.count("Turns and skills") == 1
+    assert {"4.00", "6.00", "\u22122.00", "55.0\u00a0%", "\u221235.0 points", "60.0\u00a0%"} <= {
+        *words
+    }
+    plain = Page(render(results_of(RUNS))).words
+    assert not {"Turns and skills", "Turns", "Skills", "Skills added"} & {*plain}
+    turns = [replace(r, withheld=None, notes_valid=None, notes_correct=None) for r in LEARNING]
+    only = Page(render(results_of([replace(r, skills_added=0) for r in turns]))).words
+    assert "Turns" in only
+    assert not {"Turns and skills", "Skills", "Notes valid", "Skills added"} & {*only}
+
+
+def test_results_of_before_there_were_turns_and_skills_can_be_read() -> None:
+    stored = to_json(results_of(RUNS))
+    new = ("withheld", "notes_valid", "notes_correct", "skills_added")
+    for run in stored["runs"]:
+        for key in (*new, "end_turns"):
+            del run[key]
+        for point in run["curve"]:
+            del point["turns"]
+    for row in stored["table"]["rows"]:
+        for key in (*new, "turns", "turns_against"):
+            del row[key]
+    assert from_json(Results, stored) == results_of(RUNS)
 
 
 def test_everything_on_the_page_is_escaped() -> None:
