@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from distill.types import (
     CheckpointRef,
@@ -27,6 +27,9 @@ from distill.types import (
 
 if TYPE_CHECKING:
     from distill.divergence import Distribution
+
+S = TypeVar("S")
+U_contra = TypeVar("U_contra", contravariant=True)
 
 
 class RolloutEngine(Protocol):
@@ -102,3 +105,19 @@ class TextModel(Protocol):
     def complete(
         self, prompts: Sequence[Sequence[Message]], n: int, sampling: Sampling
     ) -> list[list[str]]: ...  # [P][n], exactly n each
+
+
+class SkillBank(Protocol[S, U_contra]):
+    """Keeps what was learned in words: skills S, and uses U that say what they were worth.
+
+    A change appears as a whole or not at all. `snapshot` names the present version, under which
+    the same skills can be read later.
+    """
+
+    def add(self, items: Iterable[S]) -> Sequence[Any]: ...  # one outcome per item, in order
+
+    def search(self, query: str, k: int = 6) -> Sequence[tuple[S, float]]: ...  # best first
+
+    def record(self, uses: Iterable[U_contra]) -> Sequence[Any]: ...  # those that did not count
+
+    def snapshot(self) -> str: ...

@@ -138,15 +138,15 @@ def _lexical(
         matcher: SequenceMatcher[str] = SequenceMatcher(None, "", texts[index], autojunk=False)
         for other in candidates:
             left, right = texts[other], texts[index]
+            bound = best.score if best else least
             if max(len(left), len(right)) > LONG_TEXT:
                 score = ratio(left, right)
             else:
                 matcher.set_seq1(left)
-                if matcher.real_quick_ratio() <= least or matcher.quick_ratio() <= least:
+                if matcher.real_quick_ratio() <= bound or matcher.quick_ratio() <= bound:
                     continue
                 score = matcher.ratio()
-            better = score > (best.score if best else least)
-            if better and not turns_around(left, right):
+            if score > bound and not turns_around(left, right):
                 best = Match(index=other, how="lexical", score=score)
         if best is not None:
             yield index, best
