@@ -104,14 +104,19 @@ def _plain_value(value: Any, path: str, origin_of: OriginOf) -> Any:
 
 
 def reject_unknown(
-    table: Mapping[str, Any], valid: Iterable[str], path: str, origin_of: OriginOf
+    table: Mapping[str, Any],
+    valid: Iterable[str],
+    path: str,
+    origin_of: OriginOf,
+    whole: str = "a configuration",
 ) -> None:
-    """ConfigError for the first key of `table` that is not in `valid`, naming the nearest one."""
+    """ConfigError for the first key of `table` that is not in `valid`, naming the nearest one.
+    `whole` is what a table without a path is."""
     names = list(valid)
     for key in table:
         if key in names:
             continue
-        where = f"[{path}]" if path else "a configuration"
+        where = f"[{path}]" if path else whole
         raise ConfigError(
             f"{origin_of(join(path, key))}: unknown key {join(path, key)!r}"
             f"{did_you_mean(key, names)}; valid in {where}: {', '.join(names)}"

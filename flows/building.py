@@ -25,6 +25,7 @@ from flows import banking, keeping, teaching, wiring
 from flows.evolving import StageBank
 from flows.hindsight import build_hindsight
 from flows.night import Night, Student
+from flows.warmup import worked_rows
 from teachers.leaks import PHRASES, WORLD_PHRASES, measure
 
 CHECKED_TASKS = 20_000
@@ -86,11 +87,8 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
         "max_error_share": config.run.max_error_share,
     }
     if stage.kind == "sft":
-
-        def worked(tasks: Sequence[Task], step: int) -> list[Rollout]:
-            return demonstrate(tasks, student.chat, key=f"{key}/{step}")
-
-        return Parts(tasks=sampler, rows=worked, **shared)
+        rows, told = worked_rows(night, stage, student)
+        return Parts(tasks=sampler, rows=rows, told=told, **shared)
     return _acting_parts(night, stage, student, sampler, shared)
 
 

@@ -43,6 +43,7 @@ def register(app: typer.Typer) -> None:
         ("dedupe", dedupe, "--dry-run"),
         ("retire", retire, "dyn_004 --reason 'misleads in the kitchen' --yes"),
         ("restore", restore, "dyn_004 --reason 'the kitchen was repaired'"),
+        ("activate", activate, "dyn_004 --reason 'read and approved'"),
         ("pin", pin, "gen_001"),
         ("rollback", rollback, "3f2a91c0 --yes"),
     ):
@@ -255,6 +256,29 @@ def restore(
         for skill in dict.fromkeys(skills):
             change.restore(skill, reason=reason, status=status)
     _report(change, skills, f"restored as {status}", as_json)
+
+
+def activate(
+    skills: Ids,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    bank: Bank = "",
+    as_json: Json = False,
+    home: Home = Path(),
+) -> None:
+    """Let candidates be shown without waiting for a measured gain, on your own responsibility."""
+    if not reason.strip():
+        raise ConfigError("activating needs --reason '...'; it is kept in the history")
+    with changing(open_bank(home, bank), dry_run) as change:
+        for skill in dict.fromkeys(skills):
+            status = change.get(skill).status
+            if status not in ("candidate", "active"):
+                raise ConfigError(
+                    f"skill {skill!r} is {status}, not a candidate; use: distill skills restore"
+                )
+            if status == "candidate":
+                change.set_status(skill, "active", reason=reason)
+    _report(change, skills, "active", as_json)
 
 
 def pin(

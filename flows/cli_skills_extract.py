@@ -43,15 +43,22 @@ def extract(
     from distill.rundir import RunDir
     from flows.configs import to_toml
     from flows.extracting import extract as read
-    from flows.extracting import stage_of, take_in
+    from flows.extracting import owned_by_stages, stage_of, take_in
     from flows.single import around
 
     held = open_bank(home, bank)
     folder = RunDir.open(home, run)
     stored = folder.read_config()
     layer = Layer(origin=f"run {folder.name}", text=to_toml(stored))
-    night = around(load([layer], values) if values else stored, folder, home)
+    night = around(stored, folder, home)
     chosen = stage_of(night, stage)
+    if values:
+        # What is named here is meant for this stage, whatever its own table says.
+        placed = [
+            f"stage.{chosen.name}.{text}" if owned_by_stages(text) else text for text in values
+        ]
+        night = around(load([layer], placed), folder, home)
+        chosen = night.config.stage(chosen.name)
     least = night.config.for_stage(chosen).skills.min_sightings
     found = read(night, chosen, last=last)
     with changing(held, dry_run) as change:

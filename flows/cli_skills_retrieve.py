@@ -75,8 +75,8 @@ def retrieve(
     as_json: Json = False,
     home: Home = Path(),
 ) -> None:
-    """Show which active skills a goal is given. With --render, exactly the block that a rollout
-    puts into the prompt."""
+    """Show which active skills a goal is given. With --render, the block that a rollout puts into
+    the prompt of a task of the same --category, with the same --tokenizer."""
     held = open_bank(home, bank)
     block = _block(held, goal, choosing, writing, version, home)
     if as_json:

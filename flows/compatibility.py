@@ -136,6 +136,18 @@ def _check_sampling(config: Config, objective: Objective, where: str) -> None:
         )
 
 
+def check_worked(config: Config, where: str) -> None:
+    """A stage of worked solutions may learn to be an analyst, from one who knows better."""
+    if config.analyst.name == "policy":
+        raise ConfigError(
+            f"{where} learns from labels, and the student cannot label its own attempts; set "
+            'analyst.name = "rules" or "model"'
+        )
+    hindsight.analyst_options(config)
+    if config.skills.show and not config.skills.bank:
+        raise ConfigError(f"{where}: skills.show needs a bank; set skills.bank to its name")
+
+
 def _check_turns(config: Config, objective: Objective, where: str) -> None:
     """What is told apart by turns needs a row for every turn."""
     if config.sampling.rows == "turns":

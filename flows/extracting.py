@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from distill.config import Stage
 from distill.errors import ConfigError
+from distill.sections import STAGE_SECTIONS
 from distill.segments import stored
 from distill.types import Note, Rollout
 from flows.building import tasks_at
@@ -34,6 +35,11 @@ class Extracted:
     verdict: str
     episodes: list[Episode] = field(default_factory=list)
     written: list[Note] = field(default_factory=list)
+
+
+def owned_by_stages(text: str) -> bool:
+    """Whether KEY=VALUE sets something that a stage may have a value of its own for."""
+    return text.partition("=")[0].partition(".")[0].strip() in STAGE_SECTIONS
 
 
 def stage_of(night: Night, name: str) -> Stage:
@@ -114,5 +120,5 @@ def take_in(change: Change, found: Extracted, night: Night, *, min_sightings: in
         to_items(found.episodes, found.written, run=night.run.name),
         min_sightings=min_sightings,
         secrets=secrets_of(tasks) if has_secrets(config) else None,
-        reason=f"hindsight of {night.run.name}, stage {found.stage}",
+        reason=f"extracted from {night.run.name}, stage {found.stage}",
     )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flows.night import Student
     from skills.hindsight.analysts import Analyst
     from skills.hindsight.model_analyst import AnalystOptions
+    from skills.hindsight.parse import ReplyRules
+    from skills.hindsight.prompting import PromptOptions
 
 WRITERS: dict[str, type[Any]] = {"black_box": BlackBoxOptions, "text": LocalTextOptions}
 
@@ -32,6 +34,10 @@ class RuleOptions:
     """`random` writes the lesson of another task instead: a control."""
     steps: bool = True
     """Also write the lessons of single turns."""
+    format: Literal["json", "slot"] = "json"
+    """In a stage of worked solutions: how the student is to write what it learns to write ..."""
+    truth: Literal["none", "answer", "solution"] = "none"
+    """... and what it is shown of the task of a failed attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,22 +195,30 @@ def _writer(
 
 def asking(config: Config, options: PolicyOptions, student: Student) -> AnalystOptions:
     """How a model is asked, whoever it is."""
-    from flows.skills_showing import specials_of
     from skills.hindsight.model_analyst import AnalystOptions
+
+    rules, prompts = question(config, options, student)
+    return AnalystOptions(
+        rules=rules, prompts=prompts, attempts=options.attempts, max_tokens=options.max_tokens
+    )
+
+
+def question(
+    config: Config, options: PolicyOptions | RuleOptions, student: Student
+) -> tuple[ReplyRules, PromptOptions]:
+    """What a reply must look like, and what the question shows of an attempt."""
+    from flows.skills_showing import specials_of
     from skills.hindsight.parse import ReplyRules
     from skills.hindsight.prompting import PromptOptions
 
     wants_steps = config.view.options.get("scope", "episode") != "episode"
-    return AnalystOptions(
-        rules=ReplyRules(
-            format=options.format,
-            max_step_skills=config.skills.max_step_skills if wants_steps else 0,
-            min_words=config.skills.min_words,
-        ),
-        prompts=PromptOptions(truth=options.truth, specials=specials_of(student.chat.tokenizer)),
-        attempts=options.attempts,
-        max_tokens=options.max_tokens,
+    rules = ReplyRules(
+        format=options.format,
+        max_step_skills=config.skills.max_step_skills if wants_steps else 0,
+        min_words=config.skills.min_words,
     )
+    specials = specials_of(student.chat.tokenizer)
+    return rules, PromptOptions(truth=options.truth, specials=specials)
 
 
 def _counted(note: Note, student: Student) -> Note:

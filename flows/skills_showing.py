@@ -10,7 +10,7 @@ it was trained on. In a program of your own:
     bank = SkillBank.open(Path("."), "main")
     retriever = retriever_of(bank)
     block = block_for("heat the soup and serve it", retriever)
-    print(block.text)  # goes before the goal; empty when no active skill fits
+    print(block.text)  # goes after the goal, behind an empty line; empty when no skill fits
     print(block.record.bank_version, block.shown)
 
 A retriever holds one version: what is added to the bank later is not shown until a new one is made.

@@ -53,7 +53,7 @@ def with_fields(item: SkillItem, table: Mapping[str, Any], where: str) -> SkillI
     from skills.codec import parse_item, to_table
 
     try:
-        reject_unknown(table, EDITABLE, "", lambda _: where)
+        reject_unknown(table, EDITABLE, "", lambda _: where, "a skill")
     except ConfigError as error:
         raise DataError(str(error)) from error
     old = to_table(item)

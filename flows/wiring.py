@@ -60,6 +60,7 @@ def check_stage(config: Config, stage: Stage) -> None:
                 f'{", ".join(sorted(objective.needs))}; use objective.name = "sft", or '
                 'kind = "on_policy"'
             )
+        compatibility.check_worked(config, where)
         return
     compatibility.check_on_policy(config, objective, where)
     # Environments that say beforehand which domains their tasks have.

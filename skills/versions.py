@@ -7,6 +7,8 @@
       ops.jsonl         what happened, one line per change (skills.ops)
       active            the id of the active version, one line
       tmp/              files on their way; emptied by the next writer
+      index/            vectors for the search, if any; may be deleted at any time
+      lock.json         who is writing, beside .lock.json.guard
 
 Everything but `active` and `ops.jsonl` is immutable. A change becomes durable in the order items,
 version, log, pointer, so that whoever dies in between leaves the old version active and whole.
