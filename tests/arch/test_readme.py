@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -64,7 +65,7 @@ def subcommand(line: str) -> list[str]:
         if not re.fullmatch(r"[a-z][a-z-]*", word) or len(words) == 2:
             break
         words.append(word)
-    groups = {"config", "registry", "runs", "skills"}
+    groups = {"bench", "config", "registry", "runs", "skills"}
     return words[: 2 if words and words[0] in groups else 1]
 
 
@@ -153,3 +154,20 @@ def test_the_library_example_runs_and_the_divergence_falls(tmp_path: Path) -> No
     values = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
     assert len(values) == 10
     assert values[-1] < values[0]
+
+
+def test_the_session_with_skills_runs_as_written(tmp_path: Path) -> None:
+    text = README[README.index("**3. A library") :]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    session, serving = blocks(text, "bash")[0], blocks(text, "py")[0]
+    for words in (["bash", "-e", "-c", session], [sys.executable, "-c", serving]):
+        done = subprocess.run(
+            words,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "expel_001" in done.stdout
