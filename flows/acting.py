@@ -79,7 +79,7 @@ class SkillPrompts:
         return replace(task, prompt=prompt), block.shown, block.num_chars
 
     def _category(self, task: Task) -> str | None:
-        return None if self.retriever.options.rules else category_of(task)
+        return None if self.retriever.options.rules else category_of(task) or None
 
 
 def category_of(task: Task) -> str:

@@ -11,8 +11,17 @@ from distill.errors import ConfigError
 from distill.models import checkpoint_ref
 from distill.policy import STUDENT
 from distill.rundir import RunDir
-from distill.types import EvalReport, Message, Sampling, ScoreRequest, Split, TeacherView
+from distill.types import (
+    EvalReport,
+    Message,
+    Sampling,
+    ScoreRequest,
+    Split,
+    Task,
+    TeacherView,
+)
 from flows import judging, registry, teaching
+from flows.banking import eval_prompts
 from flows.night import Night, base_name, begin, load_student, prepare_start, set_threads
 from flows.progress import NoProgress, Progress
 from flows.stages import run_stage
@@ -48,7 +57,12 @@ def sample(night: Night, weights: Path, prompt: str, *, teacher: bool) -> dict[s
     asked for, the teacher's."""
     config = night.config.for_stage(night.config.last_student())
     student = load_student(night, config, weights)
-    ids = student.chat.prompt([Message(role="user", content=prompt)])
+    asked: tuple[Message, ...] = (Message(role="user", content=prompt),)
+    prompts = eval_prompts(night, config, night.config.last_student(), student, start=False)
+    if prompts is not None:
+        task = Task(id="sample", env="", domain="", split="train", prompt=asked)
+        asked = prompts.show([task]).tasks[0].prompt
+    ids = student.chat.prompt(asked)
     sampling = Sampling(
         max_new_tokens=config.sampling.max_new_tokens,
         temperature=0.0,
@@ -89,4 +103,7 @@ def evaluate_checkpoint(night: Night, weights: Path, split: Split) -> EvalReport
     config = night.config.for_stage(night.config.last_student())
     student = load_student(night, config, weights)
     digest = checkpoint_ref(weights, base=base_name(config)).digest
-    return judging.run_report(config, student, student.policy, STUDENT, digest, split=split)
+    prompts = eval_prompts(night, config, night.config.last_student(), student, start=False)
+    return judging.run_report(
+        config, student, student.policy, STUDENT, digest, split=split, prompts=prompts
+    )

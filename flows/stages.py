@@ -27,7 +27,7 @@ CACHE_FORMAT = 1
 """Part of every cache key: raise it when equal settings lead to other weights than before."""
 
 
-GENERATED = ("world", "gym")
+GENERATED = ("world", "gym", "textworld")
 """Environments whose options say everything about their tasks."""
 
 
@@ -68,6 +68,7 @@ def cache_key(night: Night, stage: Stage) -> str:
     chosen = (
         *("model", "teacher", "view", "reference", "objective", "data"),
         *("sampling", "correction", "trainer", "monitor"),
+        *("reward", "analyst", "skills"),
     )
     inputs = {
         other.name: digest_file(weights_file(night.final(other.name)))

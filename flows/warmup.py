@@ -26,7 +26,7 @@ Told = Callable[[int], Mapping[str, float]]
 def worked_rows(night: Night, stage: Stage, student: Student) -> tuple[Rows, Told | None]:
     """What turns the tasks of a step into rows that nobody sampled, and numbers about them."""
     config, key = night.config.for_stage(stage), night.key(stage.name)
-    if config.analyst.name:
+    if config.analyst.name and stage.target == "student":
         labels = _Labels(night, config, student, key)
         return labels.rows, labels.told
     prompts = banking.eval_prompts(night, config, stage, student, start=True)

@@ -49,6 +49,11 @@ def check_stage(config: Config, stage: Stage) -> None:
     where = f"stage {stage.name!r}"
     objective = build_objective(config)
     engine_options(config)
+    if stage.cache and config.skills.bank and (stage.kind == "on_policy" or config.skills.show):
+        raise ConfigError(
+            f"{where} works with the skill bank {config.skills.bank!r}, which a result from the "
+            "cache would leave out; set cache = false for this stage"
+        )
     env = build_env(config)
     if not len(env.tasks("train")):
         raise ConfigError(f"{where}: data.name = {config.data.name!r} has no task in split 'train'")
@@ -60,7 +65,8 @@ def check_stage(config: Config, stage: Stage) -> None:
                 f'{", ".join(sorted(objective.needs))}; use objective.name = "sft", or '
                 'kind = "on_policy"'
             )
-        compatibility.check_worked(config, where)
+        if stage.target == "student":
+            compatibility.check_worked(config, where)
         return
     compatibility.check_on_policy(config, objective, where)
     # Environments that say beforehand which domains their tasks have.
