@@ -43,7 +43,7 @@ def extract(
     from distill.rundir import RunDir
     from flows.configs import to_toml
     from flows.extracting import extract as read
-    from flows.extracting import owned_by_stages, stage_of, take_in
+    from flows.extracting import for_stage, stage_of, take_in
     from flows.single import around
 
     held = open_bank(home, bank)
@@ -53,12 +53,8 @@ def extract(
     night = around(stored, folder, home)
     chosen = stage_of(night, stage)
     if values:
-        # What is named here is meant for this stage, whatever its own table says.
-        placed = [
-            f"stage.{chosen.name}.{text}" if owned_by_stages(text) else text for text in values
-        ]
-        night = around(load([layer], placed), folder, home)
-        chosen = night.config.stage(chosen.name)
+        config = load([layer], for_stage(chosen, values))
+        night, chosen = around(config, folder, home), config.stage(chosen.name)
     least = night.config.for_stage(chosen).skills.min_sightings
     found = read(night, chosen, last=last)
     with changing(held, dry_run) as change:

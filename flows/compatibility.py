@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distill.config import Config
 from distill.errors import ConfigError
 from distill.objectives.base import Objective, on_policy_share
-from flows import hindsight, teaching, texting
+from flows import banking, hindsight, teaching, texting
 
 TRUNCATED = "training replies must come from the untruncated distribution"
 
@@ -201,6 +201,7 @@ def _check_skills(config: Config, where: str) -> None:
             f"{where}: skills.keep keeps what hindsight taught, but no view reads hindsight; set "
             'view.name = "with_skill"'
         )
+    banking.require_usable(config, where)
 
 
 def _check_worked(objective: Objective, where: str) -> None:

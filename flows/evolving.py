@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ from distill.rundir import append_jsonl, from_json, read_jsonl, to_json
 from distill.tokens import Chat
 from distill.types import Rollout, Task
 from flows.acting import Act, Shown, SkillPrompts, category_of, render_options
-from flows.hindsight import has_secrets
+from flows.banking import ACTOR, PATIENCE, committed
+from flows.hindsight import analyst_options, has_secrets
 from flows.paired import PairedGain, is_success, measure, num_tokens
 from flows.skills_showing import retriever_of
 from skills.bank import SkillBank
@@ -32,7 +34,7 @@ from skills.hindsight.episodes import Episode, episodes_of
 from skills.hindsight.evolve import EvolveOptions, propose
 from skills.hindsight.to_items import to_items
 from skills.intake import AddOptions
-from skills.items import SkillItem
+from skills.items import SkillItem, Status, normal
 from skills.lifecycle import Thresholds
 from skills.retrieve import RetrieveOptions
 from skills.safety import Secrets, inspect
@@ -173,10 +175,12 @@ class StageBank:
         """At most `max_new` new texts for each weak family, those with most evidence first."""
         skills = self.config.skills
         if self.writer is not None:
+            asked = analyst_options(self.config)
             options = EvolveOptions(
                 update_threshold=skills.update_threshold,
                 max_failures=skills.max_failures,
                 max_new=skills.max_new,
+                max_tokens=asked.max_tokens,
             )
             known = self.bank.items(version=version)
             found = propose(self.writer, known, episodes, rates, options, run=self.run, step=step)
@@ -190,17 +194,21 @@ class StageBank:
         notes = written(self.analyst, told, step)
         items = to_items(told, notes, run=self.run, step=step)
         counts: Counter[str] = Counter()
-        chosen = []
+        chosen: dict[tuple[str, str], SkillItem] = {}
         for item in sorted(items, key=lambda i: -len(i.evidence)):
-            if item.level == "task" and counts[item.category] < skills.max_new:
+            # A success and a failure may teach the same words: they are measured once.
+            fits = item.level == "task" and counts[item.category] < skills.max_new
+            if fits and _words(item) not in chosen:
                 counts[item.category] += 1
-                chosen.append(item)
-        return chosen
+                chosen[_words(item)] = item
+        return list(chosen.values())
 
     def _keep(self, look: Look, items: Sequence[SkillItem]) -> Look:
         """Measure new skills and take in those that help; one change of the bank."""
-        known = {row.content for row in self.bank.rows(version=look.version)}
-        fresh = [replace(i, id=f"new{n}") for n, i in enumerate(items) if i.sha256 not in known]
+        # What is shown, or was taken out, need not be measured again; a candidate may be.
+        decided: tuple[Status, ...] = ("active", "quarantined", "retired")
+        known = {_words(item) for item in self.bank.items(*decided, version=look.version)}
+        fresh = [replace(i, id=f"new{n}") for n, i in enumerate(items) if _words(i) not in known]
         gains: list[PairedGain] = []
         good: list[tuple[SkillItem, PairedGain | None]] = []
         refused: list[str] = []
@@ -231,9 +239,10 @@ class StageBank:
         """What a skill is worth on tasks of its family from the split `evolve`, with the student as
         it is; None where [skills] asks for no pairs."""
         skills, families = self.config.skills, self._families_of_tasks()
-        tasks = families.get(item.category) or [t for own in families.values() for t in own]
-        # Not those that taught it, where there are enough others.
-        others = tasks[skills.evolve_tasks :] or tasks
+        own = [families[item.category]] if item.category in families else list(families.values())
+        # Not those that taught it, where there are enough others; families take turns.
+        rests = zip_longest(*(tasks[skills.evolve_tasks :] or tasks for tasks in own))
+        others = [task for turn in rests for task in turn if task is not None]
         chosen = [others[i % len(others)] for i in range(skills.pairs)]
         if not chosen:
             return None
@@ -250,12 +259,12 @@ class StageBank:
         reason = f"look of step {look.step}, {self.run}, {self.key}"
         done = committed(self.bank, reason)
         if done is not None:  # it was interrupted between the bank and the record
-            return done[0], done[1], ()
+            return done.named("ADD", "MERGE", "AGREE"), done.version, ()
         if not good:
             return (), look.version, ()
         tasks = [task for own in self._families_of_tasks().values() for task in own]
         secrets = secrets_of(tasks) if has_secrets(self.config) else Secrets()
-        with self.bank.change(actor="night", wait=60.0) as change:
+        with self.bank.change(actor=ACTOR, wait=PATIENCE) as change:
             added, refused = _take_in(change, good, reason, secrets)
         return added, self.bank.snapshot() if added else look.version, refused
 
@@ -284,8 +293,24 @@ def skill_prompts(
     embedder: Embedder | None = None,
 ) -> SkillPrompts:
     """What puts the skills of a bank version into prompts, as [skills] says."""
+    options = retrieve_options(config)
+    retriever = retriever_of(
+        bank,
+        options,
+        version=version,
+        embedder=embedder,
+        env="" if ":" in config.data.name else config.data.name,
+        model=config.model.name,
+    )
+    return SkillPrompts(
+        retriever=retriever, chat=chat, options=render_options(chat, config.skills.max_chars)
+    )
+
+
+def retrieve_options(config: Config) -> RetrieveOptions:
+    """How [skills] chooses. ConfigError for a table of words that there is not."""
     skills = config.skills
-    options = RetrieveOptions(
+    return RetrieveOptions(
         mode=skills.mode,
         top_k=skills.top_k,
         task_top_k=skills.task_top_k,
@@ -294,23 +319,6 @@ def skill_prompts(
         order=skills.order,
         rules=skills.rules,
     )
-    retriever = retriever_of(
-        bank, options, version=version, embedder=embedder, model=config.model.name
-    )
-    return SkillPrompts(
-        retriever=retriever, chat=chat, options=render_options(chat, skills.max_chars)
-    )
-
-
-def committed(bank: SkillBank, reason: str) -> tuple[tuple[str, ...], str] | None:
-    """Skills that a change with this reason added, and its version; None when there was none."""
-    ops = bank.history()
-    own = [op for op in ops if op.reason.startswith(reason)]
-    if not own:
-        return None
-    end = next(op for op in ops if op.seq > own[-1].seq and op.op == "ACTIVATE")
-    assert end.version is not None
-    return tuple(dict.fromkeys(op.item for op in own if op.op == "ADD")), end.version
 
 
 def _take_in(
@@ -326,13 +334,18 @@ def _take_in(
         if outcome.result not in ("added", "merged", "agreed"):
             refused.append(f"{item.title}: {outcome.result}, {outcome.reason}")
             continue
-        if gain is not None and outcome.result == "added":
+        if gain is not None and outcome.result != "merged":
             uses = [replace(use, skill=outcome.id) for use in gain.uses]
             change.credit(uses, reason=reason)
         if change.get(outcome.id).status == "candidate":
             change.set_status(outcome.id, "active", reason=reason)
         added.append(outcome.id)
     return tuple(added), tuple(refused)
+
+
+def _words(item: SkillItem) -> tuple[str, str]:
+    """What a skill says about which kind of task, whatever taught it."""
+    return normal(item.category), normal(item.principle)
 
 
 def _against(gain: PairedGain) -> str:

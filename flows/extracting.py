@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,9 +37,14 @@ class Extracted:
     written: list[Note] = field(default_factory=list)
 
 
-def owned_by_stages(text: str) -> bool:
-    """Whether KEY=VALUE sets something that a stage may have a value of its own for."""
-    return text.partition("=")[0].partition(".")[0].strip() in STAGE_SECTIONS
+def for_stage(stage: Stage, values: Sequence[str]) -> list[str]:
+    """KEY=VALUE arguments, meant for this stage whatever its own table says."""
+    return [
+        f"stage.{stage.name}.{text}"
+        if text.partition("=")[0].partition(".")[0].strip() in STAGE_SECTIONS
+        else text
+        for text in values
+    ]
 
 
 def stage_of(night: Night, name: str) -> Stage:
@@ -87,6 +92,13 @@ def extract(night: Night, stage: Stage, *, last: int = 0) -> Extracted:
     notes: list[Note] = []
     for step in steps:
         tasks = {t.id: t for t in tasks_of(step)}
+        foreign = [row.task_id for row in rollouts[step] if row.task_id not in tasks]
+        if foreign:
+            raise ConfigError(
+                f"step {step} of stage {stage.name} has {len(foreign)} attempts at tasks that this "
+                f"configuration does not draw, such as {foreign[0]}; leave data, run.seed and "
+                "trainer.batch as they were in the run"
+            )
         found = episodes_of(
             rollouts[step],
             tasks.__getitem__,

@@ -139,10 +139,13 @@ def judge(night: Night) -> Verdict:
     path = night.run.gate_path()
     stored = from_json(Verdict, read_json(path), where=str(path)) if path.exists() else None
     verdict = stored or _decide(night)
-    for check in (_moved_champion, _weak_analyst):
-        against = check(night) if verdict.decision == "promote" else None
-        if against is not None:
-            verdict = replace(verdict, decision="hold", reasons=(*verdict.reasons, against))
+    weak = _weak_analyst(night)
+    moved = _moved_champion(night) if verdict.decision == "promote" else None
+    for against in (weak, moved):
+        if against is not None and against not in verdict.reasons:
+            decision = "hold" if verdict.decision == "promote" else verdict.decision
+            reasons = (*verdict.reasons, against)
+            verdict = replace(verdict, decision=decision, reasons=reasons)
     if verdict != stored:
         write_json(path, verdict)
     return verdict

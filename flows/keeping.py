@@ -11,7 +11,8 @@ from distill.config import Config
 from distill.rundir import from_json, read_json, write_json
 from distill.segments import stored
 from distill.types import Note, Rollout, Task
-from flows.evolving import StageBank, committed
+from flows.banking import ACTOR, PATIENCE, committed
+from flows.evolving import StageBank
 from flows.hindsight import has_secrets
 from skills.hindsight.checks import secrets_of
 from skills.hindsight.episodes import Episode, episodes_of
@@ -82,13 +83,21 @@ def close_stage(
         notes=rate.total,
         valid_rate=rate.valid_rate,
         correct_rate=rate.correct_rate,
-        is_enough=rate.is_enough(least) if asked else None,
+        is_enough=_is_enough(rate, least),
         verdict=rate.verdict(least) if asked else "",
         looks=len(looks),
         evolved=tuple(name for look in looks for name in look.added),
         kept=kept,
     )
     write_json(folder / LEARNED, found)
+
+
+def _is_enough(rate: ValidRate, least: float) -> bool | None:
+    """Whether an analyst wrote enough that could be read; of few notes all of them decide."""
+    judged = rate.is_enough(least)
+    if judged is None and rate.valid_rate is not None:
+        return rate.valid_rate >= least
+    return judged
 
 
 def read_learned(folder: Path) -> Learned | None:
@@ -108,13 +117,20 @@ def keep(
 
     One change of the bank, made once whatever is repeated.
     """
-    done = committed(held.bank, reason)
-    if done is not None:
-        return Kept(added=done[0], promoted=(), version=done[1], num_waiting=0)
     episodes, notes = _read(held, tasks_of, last_step)
     items = united(to_items(episodes, notes, run=held.run))
     skills = held.config.skills
-    with held.bank.change(actor="night", wait=60.0) as change:
+    done = committed(held.bank, reason)
+    if done is not None:
+        known = {row.content for row in held.bank.rows(version=done.before)}
+        few = [i for i in items if sightings(i) < skills.min_sightings and i.sha256 not in known]
+        return Kept(
+            added=done.named("ADD"),
+            promoted=done.named("STATUS"),
+            version=done.version,
+            num_waiting=len(few),
+        )
+    with held.bank.change(actor=ACTOR, wait=PATIENCE) as change:
         merged = merge_into(
             change,
             items,

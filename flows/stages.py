@@ -68,7 +68,7 @@ def cache_key(night: Night, stage: Stage) -> str:
     chosen = (
         *("model", "teacher", "view", "reference", "objective", "data"),
         *("sampling", "correction", "trainer", "monitor"),
-        *("reward", "analyst", "skills"),
+        *(("reward", "analyst", "skills") if stage.kind == "on_policy" else ()),
     )
     inputs = {
         other.name: digest_file(weights_file(night.final(other.name)))

@@ -98,7 +98,8 @@ def _attempt(
         if announce:
             night.progress.stage_started(stage.name, loop.last)
         progress, collapse = loop.run(progress, segments, tracker)
-        if collapse is None and parts.closing is not None:
+        fails = back is not None and back.action == "fail"
+        if collapse is None and parts.closing is not None and not fails:
             parts.closing(progress.step)
     finally:
         tracker.close()

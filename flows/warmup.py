@@ -4,6 +4,8 @@ kind = "sft"                       the worked solutions of the tasks
 ... and skills.show = true         the same with the skills of the bank in the prompt (SkillRL)
 ... and [analyst] name = "rules"   the student acts, the analyst says what its attempts teach,
                                    and the student learns to say the same (SEED, stage 1)
+
+Teachers and bases always learn from the tasks' own solutions.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ Told = Callable[[int], Mapping[str, float]]
 def worked_rows(night: Night, stage: Stage, student: Student) -> tuple[Rows, Told | None]:
     """What turns the tasks of a step into rows that nobody sampled, and numbers about them."""
     config, key = night.config.for_stage(stage), night.key(stage.name)
-    if config.analyst.name and stage.target == "student":
-        labels = _Labels(night, config, student, key)
-        return labels.rows, labels.told
-    prompts = banking.eval_prompts(night, config, stage, student, start=True)
+    prompts = None
+    if stage.target == "student":
+        if config.analyst.name:
+            labels = _Labels(night, config, student, key)
+            return labels.rows, labels.told
+        prompts = banking.eval_prompts(night, config, stage, student, start=True)
 
     def rows(tasks: Sequence[Task], step: int) -> list[Rollout]:
         shown = prompts.show(tasks).tasks if prompts else tasks

@@ -49,7 +49,7 @@ def check_stage(config: Config, stage: Stage) -> None:
     where = f"stage {stage.name!r}"
     objective = build_objective(config)
     engine_options(config)
-    if stage.cache and config.skills.bank and (stage.kind == "on_policy" or config.skills.show):
+    if stage.cache and config.skills.bank and stage.target == "student":
         raise ConfigError(
             f"{where} works with the skill bank {config.skills.bank!r}, which a result from the "
             "cache would leave out; set cache = false for this stage"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from distill.errors import TeacherError
+from distill.errors import DataError, TeacherError
 from distill.protocols import RolloutEngine
 from distill.tokens import Chat
 from distill.types import Message, Sampling
@@ -36,7 +36,10 @@ class LocalTextModel:
         check_request(prompts, n, sampling)
         if not prompts:
             return []
-        split = [self._encode(p) for p in prompts]
+        try:
+            split = [self._encode(p) for p in prompts]
+        except DataError as error:
+            raise TeacherError(f"the teacher {self.name} cannot read a prompt: {error}") from error
         stops = sampling.stop_token_ids or self._chat.stop_token_ids
         groups = self._engine.generate(
             [(*prompt, *prefix) for prompt, prefix in split],

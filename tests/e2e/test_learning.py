@@ -11,13 +11,13 @@ from distill.models import build_model, char_tokenizer
 from distill.objectives import GKD, SFT
 from distill.policy import Policy
 from distill.rollout import collect
-from distill.worked import demonstrate
 from distill.sampler import TaskSampler
 from distill.sections import ModelBuild
 from distill.step import Parts, on_policy_step
 from distill.tokens import Chat
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Sampling
+from distill.worked import demonstrate
 from evals.envs import build_env
 from evals.envs.world import ALPHABET
 from teachers.local import LocalTeacher

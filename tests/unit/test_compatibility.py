@@ -37,6 +37,12 @@ def night(*changes: str):
 SELF = ("teacher.name=self_teacher", "view.name=with_answer")
 LOCAL = ("teacher.name=local", "teacher.path=somewhere")
 REFERENCE = ("reference.name=self_teacher",)
+HINDSIGHT = ("teacher.name=self_teacher", "view.name=with_skill", "analyst.name=rules")
+SEED = (*HINDSIGHT, "objective.name=seed", "objective.kl_coefficient=0")
+GRPO = ("objective.name=grpo",)
+BANK = ("skills.bank=main",)
+TURNS = ("sampling.rows=turns",)
+GROWING = ("skills.show=true", "skills.evolve_every=5")
 
 LEGAL = {
     "OPD": (*LOCAL, "objective.name=opd"),
@@ -63,6 +69,26 @@ LEGAL = {
     "Dr. GRPO": ("objective.name=dr_grpo",),
     "DAPO": ("objective.name=dapo",),
     "a sum": (*LOCAL, 'objective.terms=[{name="grpo"}, {name="gkd", coefficient=0.1, beta=0.5}]'),
+    "SEED": SEED,
+    "SEED with a reference": (*HINDSIGHT, *REFERENCE, "objective.name=seed"),
+    "SEED by the student itself": (*SEED, "analyst.name=policy", "analyst.format=slot"),
+    "SEED by another model": (
+        *(*SEED, "analyst.name=model"),
+        'analyst.writer={name="text", path="somewhere"}',
+    ),
+    "OPID over turns": (
+        *(*HINDSIGHT, *TURNS, "objective.name=opid", "objective.kl_coefficient=0"),
+        "view.scope=episode_step",
+    ),
+    "hindsight that is kept": (*SEED, *BANK, "skills.keep=true"),
+    "a bank that stays as it is": (*GRPO, *BANK, "skills.show=true"),
+    "a bank that begins with skills": (
+        *(*GRPO, *BANK, "skills.show=true"),
+        "skills.start=package:calls_half.jsonl",
+    ),
+    "a bank that grows": (*GRPO, *BANK, *GROWING, "analyst.name=rules"),
+    "hindsight and a bank that grows": (*SEED, *BANK, *GROWING, "skills.keep=true"),
+    "credit of single turns": (*GRPO, *TURNS, "objective.credit=gigpo"),
     "one teacher per domain": (
         "teacher.name=routed",
         'teacher.teachers={rule={name="local", path="a"}, other={name="self_teacher"}}',
@@ -196,6 +222,74 @@ ILLEGAL = {
     "an objective that is no dataclass": (
         ("objective.name=distill.errors:ConfigError",),
         r"expected a dataclass whose fields are its options",
+    ),
+    "credit of turns that share a row": (
+        (*GRPO, "objective.credit=gigpo"),
+        r'gives credit to single turns; set sampling.rows = "turns"',
+    ),
+    "skills of turns that share a row": (
+        (*SEED, "view.scope=episode_step"),
+        r"view.scope = 'episode_step' shows skills of single turns; set sampling.rows = \"turns\"",
+    ),
+    "skills of turns alone that share a row": (
+        (*SEED, "view.scope=step"),
+        r'view.scope = .step. .* or view.scope = "episode"',
+    ),
+    "a view of skills that nobody writes": (
+        ("teacher.name=self_teacher", "view.name=with_skill", "objective.name=opsd"),
+        r"'with_skill' shows what an analyst writes; set analyst.name to one of rules, policy",
+    ),
+    "an analyst that nobody reads": (
+        (*GRPO, "analyst.name=rules"),
+        r"nothing reads what the analyst 'rules' writes; set view.name = \"with_skill\"",
+    ),
+    "an unknown analyst": ((*SEED, "analyst.name=oracle"), r"analyst.*'oracle'.*rules"),
+    "an option of another analyst": ((*SEED, "analyst.attempts=3"), r"analyst.attempts"),
+    "a writer without a name": (
+        (*SEED, "analyst.name=model", 'analyst.writer={path="somewhere"}'),
+        r"analyst.writer must be a table with a name, one of black_box, text",
+    ),
+    "skills in the prompt without a bank": (
+        (*GRPO, "skills.show=true"),
+        r"skills.show needs a bank; set skills.bank to its name",
+    ),
+    "kept skills without a bank": ((*SEED, "skills.keep=true"), r"skills.keep needs a bank"),
+    "looks without a bank": (
+        (*GRPO, "analyst.name=rules", "skills.evolve_every=5"),
+        r"skills.evolve_every needs a bank",
+    ),
+    "first skills without a bank": ((*GRPO, "skills.start=a.jsonl"), r"skills.start needs a bank"),
+    "a bank that grows by nobody": (
+        (*GRPO, *BANK, *GROWING),
+        r"skills.evolve_every needs somebody who writes; set analyst.name",
+    ),
+    "a bank that keeps what nobody writes": (
+        (*GRPO, *BANK, "skills.keep=true"),
+        r"skills.keep needs somebody who writes; set analyst.name",
+    ),
+    "a bank that grows unseen": (
+        (*GRPO, *BANK, "skills.evolve_every=5", "analyst.name=rules"),
+        r"measures new skills in the acting prompt; set skills.show = true",
+    ),
+    "kept hindsight that no view reads": (
+        (*GRPO, *BANK, *GROWING, "analyst.name=rules", "skills.keep=true"),
+        r"skills.keep keeps what hindsight taught, but no view reads hindsight",
+    ),
+    "notes that are lent to nobody": (
+        (*SEED, "skills.lend=true", "skills.outcomes=success"),
+        r"skills.lend gives notes to failures, but skills.outcomes is 'success'",
+    ),
+    "a table of words that there is not": (
+        (*GRPO, *BANK, "skills.show=true", "skills.rules=chess"),
+        r"skills.rules must be one of .*alfworld.*'chess'",
+    ),
+    "an embedder of no kind": (
+        (*GRPO, *BANK, "skills.show=true", "skills.mode=embedding", "skills.embedder=big"),
+        r"skills.embedder is student, sentence:PATH, .* found 'big'",
+    ),
+    "first skills that are not packaged": (
+        (*GRPO, *BANK, "skills.show=true", "skills.start=package:none.jsonl"),
+        r"none.jsonl does not exist",
     ),
     "truncated replies": (
         (*LOCAL, "objective.name=opd", "sampling.top_p=0.9"),

@@ -9,9 +9,9 @@ from distill.errors import ConfigError, DataError, EngineError
 from distill.models import char_tokenizer
 from distill.rollout import TurnRules, collect
 from distill.rows import reply_text, require_few_errors, summarise
-from distill.worked import demonstrate
 from distill.tokens import Chat
 from distill.types import Message, Reward, Sampling, StopReason, Task, Turn
+from distill.worked import demonstrate
 from helpers import ALPHABET, make_chat
 
 CHATML = (
@@ -124,7 +124,9 @@ def test_a_conversation_ends_at_its_turn_limit():
     encoded = chat.replies(["a"])[0]
     engine = ScriptedEngine(lambda prompt, sample: encoded)
     sampling = Sampling(max_new_tokens=4)
-    (row,) = collect([make_task()], Echo(), engine, chat, sampling, key="k", turns=TurnRules(max_turns=3))
+    (row,) = collect(
+        [make_task()], Echo(), engine, chat, sampling, key="k", turns=TurnRules(max_turns=3)
+    )
     assert reply_text(row, chat) == "a\na\na"
 
 
