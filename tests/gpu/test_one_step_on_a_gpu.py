@@ -70,3 +70,16 @@ def test_scores_and_a_greedy_sample_agree_with_the_cpu():
         found.append((torch.tensor([x for s in scores for x in s.logprobs]), sample.token_ids))
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-3, rtol=1e-3)
     assert found[1][1] == found[0][1]
+
+
+def test_a_choice_among_replies_agrees_with_the_cpu():
+    allowed = (((5, 1), (9, 8, 7, 1), (6, 6, 1)), ())
+    found = []
+    for device in ("cpu", "cuda"):
+        policy = Policy(make_model(0).to(device), base="s")
+        sampling = Sampling(temperature=0.0, max_new_tokens=4, stop_token_ids=(1,), choices=allowed)
+        groups = HFEngine(policy, pad_id=0).generate([(5, 6, 7), (8, 9)], sampling)
+        found.append(groups)
+    for cpu, gpu in zip(*found, strict=True):
+        assert gpu[0].token_ids == cpu[0].token_ids
+        assert gpu[0].logprobs == pytest.approx(cpu[0].logprobs, abs=1e-3)
