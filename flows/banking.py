@@ -196,8 +196,8 @@ def shown_version(
     of the stage, up to a step where one is given; what the stage kept at its end counts as the
     newest. None where no skill is shown."""
     from distill.rundir import read_json, read_jsonl
-    from flows.evolving import LOOKS
     from flows.keeping import read_learned
+    from flows.looks import LOOKS
     from flows.stages import read_result
 
     if not (config.skills.bank and config.skills.show):
@@ -290,8 +290,8 @@ def settle(night: Night, decision: str) -> None:
 def _own_versions(night: Night) -> set[str]:
     """Those that the last stage made of its bank."""
     from distill.rundir import read_jsonl
-    from flows.evolving import LOOKS
     from flows.keeping import read_learned
+    from flows.looks import LOOKS
 
     folder = night.run.stage_dir(night.student_stages[-1].name)
     rows = read_jsonl(folder / LOOKS) if (folder / LOOKS).exists() else []

@@ -25,6 +25,7 @@ from distill.types import Rollout, Task
 from flows.acting import Act, Shown, SkillPrompts, category_of, render_options
 from flows.banking import ACTOR, PATIENCE, committed
 from flows.hindsight import analyst_options, has_secrets
+from flows.looks import LOOKS, Look
 from flows.paired import PairedGain, is_success, measure, num_tokens
 from flows.skills_showing import retriever_of
 from skills.bank import SkillBank
@@ -35,7 +36,7 @@ from skills.hindsight.evolve import EvolveOptions, propose
 from skills.hindsight.to_items import to_items
 from skills.intake import AddOptions
 from skills.items import SkillItem, Status, normal
-from skills.lifecycle import Thresholds
+from skills.lifecycle import Thresholds, Use, must_retire
 from skills.retrieve import RetrieveOptions
 from skills.safety import Secrets, inspect
 from skills.utility import weak_families
@@ -46,33 +47,8 @@ if TYPE_CHECKING:
     from skills.embed import Embedder
 
 logger = logging.getLogger(__name__)
-LOOKS = "bank.jsonl"
 MAX_SCANNED = 20_000
 """Tasks of the split that are read to find enough of every family."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """What one look found and did. `version` is the bank's from this step on."""
-
-    step: int
-    version: str
-    rates: Mapping[str, float]
-    weak: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    """New skills that were not kept, with the reason."""
-    gains: tuple[PairedGain, ...] = ()
-    num_tokens: int = 0
-    """Tokens that the student sampled for it."""
-
-    def metrics(self) -> Mapping[str, float]:
-        return {
-            "skills/evolve_tokens": float(self.num_tokens),
-            "skills/weak_families": float(len(self.weak)),
-            "skills/added": float(len(self.added)),
-            "skills/refused": float(len(self.refused)),
-        }
 
 
 @dataclass(kw_only=True, slots=True)
@@ -157,12 +133,12 @@ class StageBank:
         weak = weak_families(rates, skills.update_threshold)
         spent = num_tokens(attempts)
         look = Look(step=step, version=version, rates=rates, weak=weak, num_tokens=spent)
-        if not weak:
-            return look
-        by_id = {t.id: t for t in tasks}
-        episodes = episodes_of(rows, by_id.__getitem__, self.decode, threshold=skills.success)
-        items = self._new_items(episodes, rates, weak, version, step)
-        return self._keep(look, items)
+        items: list[SkillItem] = []
+        if weak:
+            by_id = {t.id: t for t in tasks}
+            episodes = episodes_of(rows, by_id.__getitem__, self.decode, threshold=skills.success)
+            items = self._new_items(episodes, rates, weak, version, step)
+        return self._keep(look, items, uses_of(shown, attempts, skills.success))
 
     def _new_items(
         self,
@@ -203,8 +179,9 @@ class StageBank:
                 chosen[_words(item)] = item
         return list(chosen.values())
 
-    def _keep(self, look: Look, items: Sequence[SkillItem]) -> Look:
-        """Measure new skills and take in those that help; one change of the bank."""
+    def _keep(self, look: Look, items: Sequence[SkillItem], uses: Sequence[Use]) -> Look:
+        """Measure new skills and take in those that help, and count how those that were shown did;
+        one change of the bank."""
         # What is shown, or was taken out, need not be measured again; a candidate may be.
         decided: tuple[Status, ...] = ("active", "quarantined", "retired")
         known = {_words(item) for item in self.bank.items(*decided, version=look.version)}
@@ -225,12 +202,13 @@ class StageBank:
                 refused.append(f"{item.title}: {against}")
             else:
                 good.append((item, gain))
-        added, version, more = self._commit(look, good)
+        done = self._commit(look, good, uses)
         return replace(
             look,
-            version=version,
-            added=added,
-            refused=(*refused, *more),
+            version=done.version,
+            added=done.added,
+            retired=done.retired,
+            refused=(*refused, *done.refused),
             gains=tuple(gains),
             num_tokens=spent,
         )
@@ -253,20 +231,27 @@ class StageBank:
         )
 
     def _commit(
-        self, look: Look, good: Sequence[tuple[SkillItem, PairedGain | None]]
-    ) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-        """Ids that were taken in, the version that came of it, and what the bank refused."""
+        self,
+        look: Look,
+        good: Sequence[tuple[SkillItem, PairedGain | None]],
+        uses: Sequence[Use],
+    ) -> Look:
+        """The look with what became of the bank."""
         reason = f"look of step {look.step}, {self.run}, {self.key}"
         done = committed(self.bank, reason)
         if done is not None:  # it was interrupted between the bank and the record
-            return done.named("ADD", "MERGE", "AGREE"), done.version, ()
-        if not good:
-            return (), look.version, ()
+            added, retired = done.named("ADD", "MERGE", "AGREE"), done.named("RETIRE")
+            return replace(look, added=added, retired=retired, version=done.version)
+        if not (good or uses):
+            return look
         tasks = [task for own in self._families_of_tasks().values() for task in own]
         secrets = secrets_of(tasks) if has_secrets(self.config) else Secrets()
         with self.bank.change(actor=ACTOR, wait=PATIENCE) as change:
+            change.credit(uses, reason=reason)
+            retired = _retire(change, {use.skill for use in uses}, reason)
             added, refused = _take_in(change, good, reason, secrets)
-        return added, self.bank.snapshot() if added else look.version, refused
+        version = self.bank.snapshot()
+        return replace(look, added=added, retired=retired, refused=refused, version=version)
 
     def _families_of_tasks(self) -> dict[str, list[Task]]:
         """Tasks of the split `evolve` by category, enough of each for a look and its pairs."""
@@ -319,6 +304,26 @@ def retrieve_options(config: Config) -> RetrieveOptions:
         order=skills.order,
         rules=skills.rules,
     )
+
+
+def uses_of(shown: Shown, attempts: Sequence[Sequence[Rollout]], success: float) -> list[Use]:
+    """One use per attempt and skill that stood in its prompt."""
+    return [
+        Use(skill=name, success=is_success(rows, success))
+        for rows in attempts
+        for name in shown.skills.get(rows[0].task_id, ())
+    ]
+
+
+def _retire(change: Change, names: set[str], reason: str) -> tuple[str, ...]:
+    gone = []
+    for name in sorted(names & set(change.rows)):
+        item = change.get(name)
+        why = must_retire(item, Thresholds())
+        if why and not item.pinned and item.status == "active":
+            change.retire(name, reason=f"{reason}; {why}")
+            gone.append(name)
+    return tuple(gone)
 
 
 def _take_in(

@@ -8,8 +8,8 @@ import pytest
 
 from distill.rundir import RunDir, append_jsonl, to_json, write_json
 from flows import banking
-from flows.evolving import LOOKS, Look
 from flows.keeping import LEARNED, Kept, Learned
+from flows.looks import LOOKS, Look
 from flows.night import Night
 from flows.progress import NoProgress
 from flows.stages import StageResult, cache_key

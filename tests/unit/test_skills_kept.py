@@ -213,3 +213,27 @@ def test_the_end_of_a_stage_is_written_down_and_repeating_it_changes_nothing(tmp
     assert first.valid_rate == 1.0
     assert first.is_enough is True  # of fewer notes than are asked for, all decide
     assert close() == first
+
+
+def test_skills_that_a_look_showed_are_credited_and_useless_ones_go():
+    from flows.acting import Shown
+    from flows.evolving import uses_of
+
+    shown = Shown(tasks=[], skills={"a": ("s1", "s2"), "b": ()})
+    won, lost, bare = (
+        [rollout_of(task, reward)] for task, reward in (("a", 1.0), ("a", 0.0), ("b", 1.0))
+    )
+    uses = uses_of(shown, [won, lost, bare], 1.0)
+    assert [(u.skill, u.success) for u in uses] == [
+        ("s1", True), ("s2", True), ("s1", False), ("s2", False),
+    ]  # fmt: skip
+
+
+def rollout_of(task, reward):
+    from distill.types import Rollout, StopReason
+
+    return Rollout(
+        task_id=task, group_id=task, index=0, domain="d", policy_version=0, seed="s",
+        token_ids=(1,), completion_mask=(True,), logprobs=(-1.0,), stop=StopReason.STOP,
+        traj_id=f"{task}/{reward}", reward=reward,
+    )  # fmt: skip
