@@ -9,6 +9,7 @@ episode becomes rows with `error` set and an empty mask; it never stops its sibl
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from distill.errors import DataError, DistillError, EngineError
 from distill.protocols import Env, Episode, RolloutEngine
 from distill.tokens import Chat
 from distill.types import Completion, Message, Rollout, Sampling, StopReason, Task, Turn
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,8 @@ class _Row:
     stop: StopReason = StopReason.STOP
     valid: bool = True
     obs_key: str | None = None
+    read: str = ""
+    """Digest of what the student read before its first turn."""
     earned: float = 0.0
     observations: list[str] = field(default_factory=list)
 
@@ -71,10 +76,11 @@ class _Attempt:
     """An episode in progress and the rows it writes, the last one still open."""
 
     task: Task
-    episode: Episode
     index: int
     seed: str
     rows: list[_Row]
+    episode: Episode | None = None
+    """None for one that could not even start."""
     turns: list[tuple[Message, ...]] = field(default_factory=list)
     """What each turn added: the reply and what the environment said to it."""
     choices: tuple[str, ...] = ()
@@ -88,6 +94,10 @@ class _Attempt:
     @property
     def row(self) -> _Row:
         return self.rows[-1]
+
+    def fail(self, error: Exception) -> None:
+        self.error = f"{type(error).__name__}: {error}"
+        self.done = True
 
 
 def collect(
@@ -108,16 +118,20 @@ def collect(
     if not tasks:
         raise DataError("collect needs at least one task, got none")
     groups = _start(tasks, env, chat, sampling.num_samples, key)
-    first = _wave(sampling, [group[0] for group in groups], chat, lambda a: a.seed)
-    answers = engine.generate([group[0].row.token_ids for group in groups], first)
-    for group, completions in zip(groups, answers, strict=True):
+    # All samples of a task read the same; a task of which none could start is not asked about.
+    begun = [group for group in groups if not all(a.done for a in group)]
+    leads = [next(a for a in group if not a.done) for group in begun]
+    first = _wave(sampling, leads, chat, lambda a: a.seed)
+    answers = engine.generate([a.row.token_ids for a in leads], first) if leads else []
+    for group, completions in zip(begun, answers, strict=True):
         if len(completions) != sampling.num_samples:
             raise EngineError(
                 f"the engine returned {len(completions)} completions for a prompt, "
                 f"{sampling.num_samples} were asked for"
             )
         for attempt, completion in zip(group, completions, strict=True):
-            _advance(attempt, completion, chat, turns)
+            if not attempt.done:
+                _advance(attempt, completion, chat, turns)
     attempts = [attempt for group in groups for attempt in group]
     single = replace(sampling, num_samples=1)
     while waiting := [a for a in attempts if not a.done]:
@@ -125,6 +139,8 @@ def collect(
         answers = engine.generate([a.row.token_ids for a in waiting], wave)
         for attempt, completions in zip(waiting, answers, strict=True):
             _advance(attempt, completions[0], chat, turns)
+    for group in groups:
+        _name_states(group)
     return [row for a in attempts for row in _finished(a, engine.policy_version, turns)]
 
 
@@ -138,17 +154,16 @@ def _start(
         repeats[task.id] += 1
         group = []
         for index in range(num_samples):
-            episode = env.start(task)
-            group.append(
-                _Attempt(
-                    task=task,
-                    episode=episode,
-                    index=index,
-                    seed=seed,
-                    rows=[_Row(step=0, token_ids=list(prompt), prompt_length=len(prompt))],
-                    choices=tuple(getattr(episode, "choices", ())),
-                )
-            )
+            row = _Row(step=0, token_ids=list(prompt), prompt_length=len(prompt))
+            attempt = _Attempt(task=task, index=index, seed=seed, rows=[row])
+            try:
+                attempt.episode = env.start(task)
+            except DistillError:
+                raise
+            except Exception as error:
+                attempt.fail(error)
+            attempt.choices = tuple(getattr(attempt.episode, "choices", ()))
+            group.append(attempt)
         groups.append(group)
     return groups
 
@@ -172,22 +187,22 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, rules: TurnR
     row = attempt.row
     is_first = not any(row.mask)
     if is_first:
-        row.obs_key = _state(row.token_ids)
+        row.read = _state(row.token_ids)
     row.absorb(completion)
     if completion.stop is StopReason.LENGTH:
         # A reply that never ended is no reply: the environment does not see it, the row earns 0.
         attempt.done = True
         return
     text = chat.decode(completion.token_ids)
+    assert attempt.episode is not None, "who could not start does not act"
     try:
         turn = attempt.episode.reply(text)
     except DistillError:
         raise
     except Exception as error:
-        attempt.error = f"{type(error).__name__}: {error}"
-        attempt.done = True
+        attempt.fail(error)
         return
-    if is_first and turn.obs_key is not None:
+    if is_first:
         row.obs_key = turn.obs_key
     row.observations.append("\n".join(m.content for m in turn.messages))
     row.valid = row.valid and turn.valid
@@ -204,8 +219,17 @@ def _advance(attempt: _Attempt, completion: Completion, chat: Chat, rules: TurnR
         _go_on(attempt, turn, chat, rules)
 
 
+def _name_states(group: Sequence[_Attempt]) -> None:
+    """The state of a turn that its environment did not name, such as one that was cut, is that of
+    a sibling who read the very same, else a digest of what was read."""
+    rows = [row for attempt in group for row in attempt.rows]
+    known = {row.read: row.obs_key for row in rows if row.obs_key is not None}
+    for row in rows:
+        row.obs_key = row.obs_key or known.get(row.read, row.read)
+
+
 def _state(token_ids: Sequence[int]) -> str:
-    """Names the state of a turn that its environment does not name: equal for equal contexts."""
+    """Equal for equal contexts."""
     return f"read:{hashlib.sha256(repr(tuple(token_ids)).encode()).hexdigest()[:16]}"
 
 
@@ -237,6 +261,19 @@ def _go_on(attempt: _Attempt, turn: Turn, chat: Chat, rules: TurnRules) -> None:
     )
 
 
+def _close(attempt: _Attempt) -> None:
+    """Let an environment clean up; that it cannot does not spoil a finished attempt."""
+    close = getattr(attempt.episode, "close", None)
+    try:
+        if close is not None:
+            close()
+    except DistillError:
+        raise
+    except Exception as failure:
+        what = f"{type(failure).__name__}: {failure}"
+        logger.warning("an episode of task %s did not close: %s", attempt.task.id, what)
+
+
 def _finished(attempt: _Attempt, policy_version: int, rules: TurnRules) -> list[Rollout]:
     reward: float | None = None
     parts: dict[str, float] = {}
@@ -244,6 +281,7 @@ def _finished(attempt: _Attempt, policy_version: int, rules: TurnRules) -> list[
     if attempt.row.stop is StopReason.LENGTH and error is None:
         reward, parts = 0.0, {"truncated": 1.0}
     elif error is None:
+        assert attempt.episode is not None, "who could not start has failed"
         try:
             outcome = attempt.episode.reward()
             reward, parts = outcome.value, dict(outcome.parts)
@@ -252,6 +290,7 @@ def _finished(attempt: _Attempt, policy_version: int, rules: TurnRules) -> list[
             raise
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
+    _close(attempt)
     if attempt.cut and error is None:
         parts["too_long"] = 1.0
     if reward is not None:

@@ -72,24 +72,25 @@ def keep_mixed_groups(rollouts: Sequence[Rollout], wanted: int) -> list[Rollout]
 def summarise(
     rollouts: Sequence[Rollout], trained: Sequence[Rollout] | None = None
 ) -> dict[str, float]:
-    """What a step's rows looked like: rewards (also per domain), lengths, cuts and failures.
+    """What a step's attempts looked like: rewards (also per domain), lengths, cuts and failures.
 
     `trained` are the same rows as the update sees them: a view may have shrunk a group.
     """
-    total = len(rollouts)
+    attempts = trajectories(rollouts)
+    total, ends = len(attempts), [rows[-1] for rows in attempts]
     out = {
         "rollout/tokens": float(sum(r.num_trained for r in rollouts)),
         "rollout/tokens_mean": sum(r.num_trained for r in rollouts) / total,
-        "rollout/truncated_share": sum(r.stop is StopReason.LENGTH for r in rollouts) / total,
-        "rollout/error_share": sum(r.error is not None for r in rollouts) / total,
+        "rollout/truncated_share": sum(r.stop is StopReason.LENGTH for r in ends) / total,
+        "rollout/error_share": sum(r.error is not None for r in ends) / total,
     }
     out |= _variety([r for r in rollouts if r.policy_version >= 0 and r.num_trained])
-    sizes = Counter(r.group_id for r in trained or rollouts if r.num_trained)
+    members = {(r.group_id, r.traj_id) for r in trained or rollouts if r.num_trained}
+    sizes = Counter(group for group, _ in members)
     groups = len({r.group_id for r in rollouts})
     if groups < total:
         out["group/mixed_share"] = len(mixed_groups(rollouts)) / groups
         out["group/lone"] = float(sum(size == 1 for size in sizes.values()))
-    attempts = trajectories(rollouts)
     if any(rows[0].num_steps > 1 for rows in attempts):
         out |= _turns_of(attempts)
     by_domain: dict[str, list[float]] = {}
@@ -159,13 +160,14 @@ def _turns(rollout: Rollout) -> tuple[tuple[int, ...], ...]:
 
 def require_few_errors(rollouts: Sequence[Rollout], max_share: float) -> None:
     """Raise EngineError when more than `max_share` of the episodes failed, with counts."""
-    causes = Counter(r.error for r in rollouts if r.error is not None)
+    ends = [rows[-1] for rows in trajectories(rollouts)]
+    causes = Counter(r.error for r in ends if r.error is not None)
     failed = sum(causes.values())
-    if failed and failed > max_share * len(rollouts):
+    if failed and failed > max_share * len(ends):
         common = "; ".join(f"{n} x {cause}" for cause, n in causes.most_common(3))
         raise EngineError(
-            f"{failed} of {len(rollouts)} episodes failed (run.max_error_share is {max_share}): "
+            f"{failed} of {len(ends)} episodes failed (run.max_error_share is {max_share}): "
             f"{common}"
         )
     if failed:
-        logger.warning("%d of %d episodes failed and are left out", failed, len(rollouts))
+        logger.warning("%d of %d episodes failed and are left out", failed, len(ends))

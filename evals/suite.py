@@ -256,12 +256,13 @@ def _check_tasks(tasks: Sequence[Task], suite: str) -> None:
 
 
 def _check_errors(rollouts: Sequence[Rollout], max_share: float, suite: str) -> None:
-    causes = Counter(rollout.error for rollout in rollouts if rollout.error is not None)
+    ends = [rows[-1] for rows in trajectories(rollouts)]
+    causes = Counter(rollout.error for rollout in ends if rollout.error is not None)
     failed = sum(causes.values())
-    if failed > max_share * len(rollouts):
+    if failed > max_share * len(ends):
         common = "; ".join(f"{count} x {cause}" for cause, count in causes.most_common(3))
         raise EvalError(
-            f"suite {suite!r}: {failed} of {len(rollouts)} episodes failed, at most "
+            f"suite {suite!r}: {failed} of {len(ends)} episodes failed, at most "
             f"{100 * max_share:g} % may: {common}"
         )
 

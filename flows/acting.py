@@ -13,12 +13,14 @@ from distill.tokens import Chat
 from distill.types import Rollout, Task
 from flows.skills_showing import blocks_for, counter_of, specials_of
 from skills.items import SkillItem
-from skills.render import RenderOptions, render_one
-from skills.retrieve import Retrieval, Retriever
+from skills.render import Block, RenderOptions, render, render_one
+from skills.retrieve import Pick, Retrieval, RetrievalRecord, Retriever, section_of
 from teachers.sight import appended, fill, last_user, own_prompt, with_last_user
 
 VIEW = "skill"
 """Name of the tasks' own prompts with a place for one skill."""
+MARGIN = 8
+"""Tokens that a prompt may grow by where question and block are encoded together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,22 +63,26 @@ class SkillPrompts:
 
     def _one(self, task: Task) -> tuple[Task, tuple[str, ...], int]:
         goal, category = task.prompt[last_user(task)].content, self._category(task)
-        layout = own_prompt(task, VIEW)
-        if layout is not None and "{context}" in layout:
+        if has_place(task):
             (chosen,) = self.retriever.retrieve([goal], category=category)
             best = first_of(chosen)
-            return with_skill(task, best, self.options) if best else (task, (), 0)
+            return with_skill(task, best, self.options, self.chat) if best else (task, (), 0)
+        most, room = self.options.max_tokens, self._room(task)
+        if room <= 0:
+            return task, (), 0
         (block,) = blocks_for(
             [goal],
             self.retriever,
-            self.options,
+            replace(self.options, max_tokens=min(most or room, room)),
             category=category,
             count_tokens=counter_of(self.chat.tokenizer),
         )
-        if not block.text:
-            return task, (), 0
-        prompt = with_last_user(task, appended(task, f"\n\n{block.text}"))
-        return replace(task, prompt=prompt), block.shown, block.num_chars
+        return behind(task, block, self.chat)
+
+    def _room(self, task: Task) -> int:
+        """Tokens that are left for skills; whole ones are left out where that is too few."""
+        (ids,) = self.chat.prompts([task.prompt], limit=0)
+        return self.chat.max_length - len(ids) - MARGIN
 
     def _category(self, task: Task) -> str | None:
         return None if self.retriever.options.rules else category_of(task) or None
@@ -92,17 +98,56 @@ def first_of(found: Retrieval) -> SkillItem | None:
     return next(iter((*found.task, *found.general, *found.mistakes)), None)
 
 
+def has_place(task: Task) -> bool:
+    """Whether a task brings a prompt of its own with a place for one skill."""
+    layout = own_prompt(task, VIEW)
+    return layout is not None and "{context}" in layout
+
+
 def with_skill(
-    task: Task, item: SkillItem, options: RenderOptions
+    task: Task, item: SkillItem, options: RenderOptions, chat: Chat
 ) -> tuple[Task, tuple[str, ...], int]:
-    """A task with one skill in its prompt, however it was chosen; its id, and its length."""
-    text = render_one(item, options)
+    """A task with one skill in its prompt, as it would be shown, however it was chosen; its id, and
+    its length. The task as it is where the model has no room for it."""
     layout = own_prompt(task, VIEW)
     if layout is not None and "{context}" in layout:
-        prompt = with_last_user(task, fill(layout, {"context": text}))
-    else:
-        prompt = with_last_user(task, appended(task, f"\n\n{text}"))
-    return replace(task, prompt=prompt), (item.id,), len(text)
+        text = render_one(item, options)
+        shown = replace(task, prompt=with_last_user(task, fill(layout, {"context": text})))
+        return (shown, (item.id,), len(text)) if fits(shown, chat) else (task, (), 0)
+    return behind(
+        task, render(_alone(item), options, count_tokens=counter_of(chat.tokenizer)), chat
+    )
+
+
+def behind(task: Task, block: Block, chat: Chat) -> tuple[Task, tuple[str, ...], int]:
+    """A task with a block after its question, where there is one and the model has room for it."""
+    if not block.text:
+        return task, (), 0
+    shown = replace(task, prompt=with_last_user(task, appended(task, f"\n\n{block.text}")))
+    return (shown, block.shown, block.num_chars) if fits(shown, chat) else (task, (), 0)
+
+
+def fits(task: Task, chat: Chat) -> bool:
+    """Whether the model can read the prompt of a task."""
+    return len(chat.prompts([task.prompt], limit=0)[0]) <= chat.max_length
+
+
+def _alone(item: SkillItem) -> Retrieval:
+    """A retrieval that found this skill and nothing else."""
+    section = section_of(item)
+    found: dict[str, tuple[SkillItem, ...]] = {name: () for name in ("general", "task", "mistake")}
+    found[section] = (item,)
+    return Retrieval(
+        general=found["general"],
+        task=found["task"],
+        mistakes=found["mistake"],
+        record=RetrievalRecord(
+            bank_version="",
+            mode="template",
+            category=item.category,
+            picks=(Pick(id=item.id, section=section, rank=1),),
+        ),
+    )
 
 
 def render_options(chat: Chat, max_chars: int) -> RenderOptions:

@@ -121,14 +121,14 @@ def _acting_parts(
         engine=engine,
         publish=lambda step: live_ref(student, step),
         teacher=teacher,
-        view=wiring.build_view(config, student.chat, actor.task_of) if teacher else None,
-        step_view=_step_view(config, objective, student, actor.task_of),
+        view=wiring.build_view(config, student.chat, actor.shown_task) if teacher else None,
+        step_view=_step_view(config, objective, student, actor.shown_task),
         hindsight=build_hindsight(config, student, actor.task_of, night.locate),
         told=skills.metrics if skills else None,
         closing=_closing(night, stage, config, skills) if config.analyst.name else None,
         leaks=_leak_meter(config, student) if config.view.name != "plain" else None,
         reference=built.reference(),
-        audit=built.audit(objective, actor.task_of),
+        audit=built.audit(objective, actor.shown_task),
         correction=Correction(**asdict(config.correction)),
         num_groups=config.trainer.batch if actor.rounds else 0,
         **shared,
@@ -209,6 +209,7 @@ class _Actor:
         self._share = on_policy_share(objective)
         self.rounds = option_of(objective, "refill_rounds", 0)
         self._current: dict[str, Task] = {}
+        self._shown: dict[str, Task] = {}
 
     def task_of(self, task_id: str) -> Task:
         """The task of a rollout of the current step."""
@@ -218,10 +219,21 @@ class _Actor:
                 self._remember(tasks)
         return self._current[task_id]
 
+    def shown_task(self, task_id: str) -> Task:
+        """The task as the student read it: with the skills that stood in its prompt."""
+        task, skills = self.task_of(task_id), self._skills
+        if skills is None or not skills.config.skills.show:
+            return task
+        if task_id not in self._shown:
+            prompts = skills.prompts(skills.version_at(self._step))
+            (self._shown[task_id],) = prompts.show([task]).tasks
+        return self._shown[task_id]
+
     def tasks(self, step: int) -> list[Task]:
         chosen = self._sampler(step)
         self._step = step
         self._current.clear()
+        self._shown.clear()
         self._remember(chosen)
         return chosen
 

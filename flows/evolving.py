@@ -227,7 +227,13 @@ class StageBank:
         key = f"{self.key}/{when}/{item.sha256[:12]}"
         options = render_options(self.chat, skills.max_chars)
         return measure(
-            item, chosen, self.act_once, key=key, success=skills.success, options=options
+            item,
+            chosen,
+            self.act_once,
+            self.chat,
+            key=key,
+            success=skills.success,
+            options=options,
         )
 
     def _commit(

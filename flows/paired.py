@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from distill.errors import DataError
 from distill.rows import trajectories
+from distill.tokens import Chat
 from distill.types import Rollout, Task
 from evals.metrics import paired_bootstrap
 from flows.acting import Act, with_skill
@@ -57,20 +58,22 @@ def measure(
     item: SkillItem,
     tasks: Sequence[Task],
     act: Act,
+    chat: Chat,
     *,
     key: str,
     success: float = 1.0,
     options: RenderOptions | None = None,
     without: Sequence[Rollout] = (),
 ) -> PairedGain:
-    """Play tasks with one skill in the prompt and without, with the same draws.
+    """Play tasks with one skill in the prompt and without, with the same draws. A prompt that has
+    no room for the skill is played without it on both sides.
 
     `without` are the rows of the very same tasks and key, where they were played already.
     DataError when there is no task, or when the two sides do not match.
     """
     if not tasks:
         raise DataError(f"skill {item.id}: there is no task to measure it on")
-    shown = [with_skill(task, item, options or RenderOptions())[0] for task in tasks]
+    shown = [with_skill(task, item, options or RenderOptions(), chat)[0] for task in tasks]
     own = trajectories(act(shown, key))
     plain = trajectories(without or act(tasks, key))
     if [rows[0].traj_id for rows in own] != [rows[0].traj_id for rows in plain]:

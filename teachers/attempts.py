@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from distill.errors import ConfigError
+from distill.rows import trajectories
 from distill.tokens import Chat
 from distill.types import Rollout, Task
 from teachers.sight import (
@@ -184,13 +185,16 @@ def filled(task: Task, name: str, template: str, values: Mapping[str, str]) -> s
 def first_success(
     view: WithPeerSuccess | WithVerdict, rollout: Rollout, around: Around
 ) -> str | None:
-    """Words of the first success in the rollout's group that has any; None when there is none."""
-    for peer in around.group:
-        if peer.reward is None or peer.reward < view.threshold:
+    """Words of the first success in the rollout's group that has any, all its turns; None when
+    there is none."""
+    for rows in trajectories(around.group):
+        last = rows[-1]
+        if last.reward is None or last.reward < view.threshold:
             continue
-        if view.exclude_self and peer.traj_id == rollout.traj_id:
+        if view.exclude_self and last.traj_id == rollout.traj_id:
             continue
-        words = attempt_text(peer, view.chat, strip_think=view.strip_think)
+        turns = [attempt_text(row, view.chat, strip_think=view.strip_think) for row in rows]
+        words = "\n".join(turn for turn in turns if turn)
         if words:
             return words
     return None

@@ -95,7 +95,12 @@ class Auditor:
         for start in starts:
             before, own = split_text(self.chat, ids[: start + self.chunk_length], start)
             prefix = (Message(role="assistant", content=before),) if before else ()
-            prompt, key = (*task.prompt, *prefix), f"{row.traj_id}/audit/{start}"
+            prompt = (*task.prompt, *row.history, *prefix)
+            key = (
+                f"{row.traj_id}/{row.step}/audit/{start}"
+                if row.step
+                else f"{row.traj_id}/audit/{start}"
+            )
             chunks.append(_Chunk(start=start, prompt=prompt, own=own, key=key))
         return chunks
 

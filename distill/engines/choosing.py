@@ -2,7 +2,7 @@
 
 The chance of a reply is the product of its tokens' chances, renormalised over the replies that are
 allowed (at temperature T, its T-th root). The prompt is computed once for all of them. The recorded
-log-probabilities are the model's of each token, as for free text.
+log-probabilities are those of each token at that temperature, as for free text.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from distill.logprobs import reply_shift
 from distill.types import Completion, Sampling, StopReason
 
 Choices = Sequence[Sequence[int]]
+POSITIONS = 512
+"""Positions whose distributions over the vocabulary are held at once."""
 
 
 class Prefill(Protocol):
@@ -46,15 +48,28 @@ def choose(
     Raises EngineError for an empty choice, and for one that does not end with a stop token.
     """
     _check(choices, sampling)
-    scores = _score(model, prompts, choices, prefill, head_logits, cache_name)
+    flat = [ids for allowed in choices for ids in allowed]
+    plain, recorded = _score(
+        model,
+        prompts,
+        flat,
+        [i for i, allowed in enumerate(choices) for _ in allowed],
+        temperature=sampling.temperature,
+        prefill=prefill,
+        head_logits=head_logits,
+        cache_name=cache_name,
+    )
+    rows = iter(range(len(flat)))
     out: list[Completion] = []
-    for allowed, found, key in zip(choices, scores, keys, strict=True):
-        totals = torch.stack([each.double().sum() for each in found])
+    for allowed, key in zip(choices, keys, strict=True):
+        own = [next(rows) for _ in allowed]
+        totals = torch.stack([plain[i, : len(flat[i])].double().sum() for i in own])
         for index in _draw(totals, sampling, key):
+            row = own[index]
             out.append(
                 Completion(
-                    token_ids=tuple(allowed[index]),
-                    logprobs=tuple(found[index].tolist()),
+                    token_ids=tuple(flat[row]),
+                    logprobs=tuple(recorded[row, : len(flat[row])].tolist()),
                     stop=StopReason.STOP,
                 )
             )
@@ -83,27 +98,30 @@ def _check(choices: Sequence[Choices], sampling: Sampling) -> None:
 def _score(
     model: Any,
     prompts: list[Sequence[int]],
-    choices: Sequence[Choices],
+    flat: Choices,
+    owners: Sequence[int],
+    *,
+    temperature: float,
     prefill: Prefill,
     head_logits: Callable[[Tensor], Tensor],
     cache_name: str,
-) -> list[list[Tensor]]:
-    """Log-probabilities of the tokens of every choice: [p][k] tensors [length]."""
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the tokens of every reply, `flat[i]` to prompt `owners[i]`: [k, width]
+    as the model has them, and at the temperature. What lies behind a reply's end is no number."""
     from transformers.cache_utils import DynamicCache
 
     cache = DynamicCache(config=model.config)
     hidden, mask = prefill(model, prompts, cache)
     device = hidden.device
-    owner = torch.tensor([i for i, a in enumerate(choices) for _ in a], device=device)
-    flat = [ids for allowed in choices for ids in allowed]
+    owner = torch.tensor(owners, device=device)
     width = max(len(ids) for ids in flat)
     tokens = torch.zeros(len(flat), width, dtype=torch.long, device=device)
     real = torch.zeros_like(tokens)
     for row, ids in enumerate(flat):
         tokens[row, : len(ids)] = torch.tensor(list(ids))
         real[row, : len(ids)] = 1
-    first = torch.log_softmax(head_logits(hidden), -1)[owner]
-    found = [first.gather(-1, tokens[:, :1])]
+    logits = head_logits(hidden)
+    found = [[each[owner, tokens[:, 0]][:, None]] for each in _both(logits, temperature)]
     if width > 1:
         cache.batch_select_indices(owner)
         inputs, targets = reply_shift(tokens)
@@ -115,9 +133,23 @@ def _score(
             position_ids=positions,
             use_cache=True,
             **{cache_name: cache},
-        ).last_hidden_state
-        later = torch.log_softmax(head_logits(states.flatten(0, 1)), -1)
-        found.append(later.gather(-1, targets.reshape(-1, 1)).view(len(flat), width - 1))
-    table = torch.cat(found, 1)
-    rows = iter(table[i, : len(ids)] for i, ids in enumerate(flat))
-    return [[next(rows) for _ in allowed] for allowed in choices]
+        ).last_hidden_state.flatten(0, 1)
+        wanted = targets.reshape(-1, 1)
+        parts: list[list[Tensor]] = [[], []]
+        for start in range(0, len(states), POSITIONS):
+            logits = head_logits(states[start : start + POSITIONS])
+            own = wanted[start : start + POSITIONS]
+            for side, each in zip(parts, _both(logits, temperature), strict=True):
+                side.append(each.gather(-1, own))
+        for side, pieces in zip(found, parts, strict=True):
+            side.append(torch.cat(pieces).view(len(flat), width - 1))
+    plain, recorded = (torch.cat(side, 1) for side in found)
+    return plain, recorded
+
+
+def _both(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities as they are and at the temperature; greedy draws record the former."""
+    plain = torch.log_softmax(logits, -1)
+    if temperature in (0.0, 1.0):
+        return plain, plain
+    return plain, torch.log_softmax(logits / temperature, -1)

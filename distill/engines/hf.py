@@ -8,7 +8,7 @@ under training, so it is current at once; `load` only moves the version.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,11 +61,14 @@ class HFEngine:
         per_call = max(1, self._max_batch // sampling.num_samples)
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         with self.policy.as_role(self._role) as model:
-            for bound, size in ((False, per_call), (True, self._max_batch)):
-                mine = [i for i in order if bound == bool(sampling.choices and sampling.choices[i])]
-                for start in range(0, len(mine), size):
-                    chosen = mine[start : start + size]
-                    self._fill(results, model, prompts, sampling, chosen, bound)
+            allowed = sampling.choices or ((),) * len(prompts)
+            free = [i for i in order if not allowed[i]]
+            for start in range(0, len(free), per_call):
+                chosen = free[start : start + per_call]
+                self._fill(results, model, prompts, sampling, chosen, bound=False)
+            bound = [i for i in order if allowed[i]]
+            for chosen in _cuts(bound, [len(allowed[i]) for i in bound], self._max_batch):
+                self._fill(results, model, prompts, sampling, chosen, bound=True)
         return results
 
     def _fill(
@@ -75,6 +78,7 @@ class HFEngine:
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
         chosen: Sequence[int],
+        *,
         bound: bool,
     ) -> None:
         """Complete some prompts in one batch, freely or among their choices."""
@@ -182,6 +186,20 @@ class HFEngine:
         )
         last: Tensor = out.last_hidden_state[:, -1]
         return last
+
+
+def _cuts(items: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Neighbours whose sizes add up to at most `most`; one that is larger stands alone."""
+    cut: list[int] = []
+    load = 0
+    for item, size in zip(items, sizes, strict=True):
+        if cut and load + size > most:
+            yield cut
+            cut, load = [], 0
+        cut.append(item)
+        load += size
+    if cut:
+        yield cut
 
 
 def common_prefix(prompts: Sequence[Sequence[int]]) -> int:

@@ -205,3 +205,28 @@ def test_a_choice_without_a_stop_token_or_an_entry_for_every_prompt_is_refused(e
     if isinstance(engine, HFEngine):
         with pytest.raises(EngineError, match="must end with a stop token"):
             engine.generate(PROMPTS, sampling(choices=(((5, 6),), (), ())))
+
+
+def test_choices_at_another_temperature_record_what_the_trainer_scores():
+    engine = make_hf()
+    asked = sampling(num_samples=2, temperature=0.5, choices=CHOICES)
+    first, _, _ = engine.generate(PROMPTS, asked)
+    for completion in first:
+        whole = torch.tensor([[*PROMPTS[0], *completion.token_ids]])
+        with torch.no_grad():
+            logits = engine.policy.model(input_ids=whole).logits[0].float() / 0.5
+        start = len(PROMPTS[0]) - 1
+        expected = [
+            float(logits[start + i].log_softmax(-1)[token])
+            for i, token in enumerate(completion.token_ids)
+        ]
+        assert completion.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+def test_choices_do_not_depend_on_how_many_are_scored_at_once():
+    whole, small = make_hf(), HFEngine(make_policy(), pad_id=make_chat().pad_id, max_batch=1)
+    asked = sampling(num_samples=2, choices=CHOICES)
+    for ours, theirs in zip(
+        whole.generate(PROMPTS, asked), small.generate(PROMPTS, asked), strict=True
+    ):
+        assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]

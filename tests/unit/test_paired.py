@@ -40,7 +40,7 @@ def test_some_tasks_are_solved_without_help_and_some_are_not():
 
 
 def test_a_right_skill_gains_what_was_lost_without_it():
-    found = measure(RIGHT, TASKS, scripted_act()[0], key="k")
+    found = measure(RIGHT, TASKS, scripted_act()[0], CHAT, key="k")
     without = [knows(task) for task in TASKS]
     assert found.outcomes == tuple((True, x) for x in without)
     assert (found.skill, found.content) == ("k", RIGHT.sha256)
@@ -51,14 +51,14 @@ def test_a_right_skill_gains_what_was_lost_without_it():
 
 
 def test_a_wrong_skill_loses_what_was_won_without_it():
-    found = measure(WRONG, TASKS, scripted_act()[0], key="k")
+    found = measure(WRONG, TASKS, scripted_act()[0], CHAT, key="k")
     assert found.rate_with == 0.0
     assert found.gain == pytest.approx(-found.rate_without)
     assert found.high <= 0.0
 
 
 def test_the_interval_is_the_paired_bootstrap_of_with_minus_without_at_90_percent():
-    found = measure(RIGHT, TASKS, scripted_act()[0], key="k")
+    found = measure(RIGHT, TASKS, scripted_act()[0], CHAT, key="k")
     expected = paired_bootstrap(
         [float(knows(task)) for task in TASKS], [1.0] * len(TASKS), confidence=0.9
     )
@@ -67,7 +67,7 @@ def test_the_interval_is_the_paired_bootstrap_of_with_minus_without_at_90_percen
 
 
 def test_tokens_are_those_that_the_student_sampled_per_attempt():
-    found = measure(RIGHT, TASKS, scripted_act()[0], key="k")
+    found = measure(RIGHT, TASKS, scripted_act()[0], CHAT, key="k")
     # A call is a tool, a key and the end token; two calls win, four use up the turns.
     assert found.tokens_with == 6.0
     share = found.rate_without
@@ -75,7 +75,7 @@ def test_tokens_are_those_that_the_student_sampled_per_attempt():
 
 
 def test_every_pair_is_one_use_of_the_text_that_was_measured():
-    found = measure(RIGHT, TASKS, scripted_act()[0], key="k")
+    found = measure(RIGHT, TASKS, scripted_act()[0], CHAT, key="k")
     assert len(found.uses) == len(TASKS)
     for use, task in zip(found.uses, TASKS, strict=True):
         assert (use.skill, use.success, use.content) == ("k", True, RIGHT.sha256)
@@ -86,7 +86,7 @@ def test_every_pair_is_one_use_of_the_text_that_was_measured():
 
 def test_credit_of_the_uses_is_the_measured_gain_and_promotes_a_candidate():
     item = replace(RIGHT, evidence=seen_in("a", "b"))
-    found = measure(item, TASKS, scripted_act()[0], key="k")
+    found = measure(item, TASKS, scripted_act()[0], CHAT, key="k")
     rules = Thresholds(min_pairs=len(TASKS))
     assert may_promote(item, rules) is not None
     for use in found.uses:
@@ -131,7 +131,7 @@ def test_both_sides_play_the_same_tasks_with_the_same_draws():
         return found
 
     repeated = [*TASKS[:3], TASKS[0]]
-    measure(RIGHT, repeated, act, key="night/pairs")
+    measure(RIGHT, repeated, act, CHAT, key="night/pairs")
     own, plain = rows
     assert [r.traj_id for r in own] == [r.traj_id for r in plain]
     assert len({r.traj_id for r in own}) == 4, "a repeated task has draws of its own"
@@ -144,21 +144,21 @@ def test_both_sides_play_the_same_tasks_with_the_same_draws():
 
 def test_rows_that_were_played_already_are_not_played_again():
     act, asked = scripted_act()
-    fresh = measure(RIGHT, TASKS, act, key="k")
+    fresh = measure(RIGHT, TASKS, act, CHAT, key="k")
     plain = scripted_act()[0](TASKS, "k")
     asked.clear()
-    assert measure(RIGHT, TASKS, act, key="k", without=plain) == fresh
+    assert measure(RIGHT, TASKS, act, CHAT, key="k", without=plain) == fresh
     assert len(asked) == 1
 
 
 def test_sides_that_do_not_match_are_an_error():
     act = scripted_act()[0]
     with pytest.raises(DataError, match=r"skill k: 16 attempts with it and 16 without .* not of"):
-        measure(RIGHT, TASKS, act, key="k", without=act(TASKS, "another key"))
+        measure(RIGHT, TASKS, act, CHAT, key="k", without=act(TASKS, "another key"))
     with pytest.raises(DataError, match=r"16 attempts with it and 15 without"):
-        measure(RIGHT, TASKS, act, key="k", without=act(TASKS[:-1], "k"))
+        measure(RIGHT, TASKS, act, CHAT, key="k", without=act(TASKS[:-1], "k"))
     with pytest.raises(DataError, match="skill k: there is no task to measure it on"):
-        measure(RIGHT, [], act, key="k")
+        measure(RIGHT, [], act, CHAT, key="k")
 
 
 def test_a_failed_or_cut_episode_is_no_success():
@@ -171,6 +171,6 @@ def test_a_failed_or_cut_episode_is_no_success():
 
 
 def test_the_threshold_of_success_decides_a_pair():
-    found: PairedGain = measure(RIGHT, TASKS, scripted_act()[0], key="k", success=0.0)
+    found: PairedGain = measure(RIGHT, TASKS, scripted_act()[0], CHAT, key="k", success=0.0)
     assert found.rate_with == found.rate_without == 1.0
     assert (found.gain, found.low, found.high) == (0.0, 0.0, 0.0)

@@ -8,14 +8,17 @@ import pytest
 
 from distill.batch import collate
 from distill.engines.scripted import ScriptedEngine
+from distill.errors import EngineError
 from distill.models import char_tokenizer
 from distill.rollout import TurnRules, collect
-from distill.rows import dialogue, summarise, trajectories
+from distill.rows import dialogue, require_few_errors, summarise, trajectories
 from distill.tokens import Chat
-from distill.types import Message, Reward, Sampling, Task, Turn
+from distill.types import Message, Reward, Sampling, Scores, StopReason, Task, Turn
 from evals.envs.world import ALPHABET
+from teachers.audit import Auditor
 from teachers.skill_view import WithSkill
-from teachers.views import Plain, WithContext
+from teachers.views import Plain, WithContext, WithPeerSuccess
+from teachers.writing import Written
 
 TASK = Task(
     id="t0",
@@ -230,3 +233,120 @@ def test_a_task_with_a_layout_shows_every_skill_there():
     view = WithSkill(chat=chat, task_of=lambda _: task, scope="episode_step")
     contexts = {f"skill/{rows[0].traj_id}": "a", f"skill/{rows[0].traj_id}/1": "b"}
     assert shown(view, rows, contexts) == ["go[a]=f$", "go[b]=f$>1=f$"]
+
+
+# -- attempts of several rows ----------------------------------------------------------------------
+
+
+def test_an_attempt_that_another_row_reads_is_shown_with_all_its_turns():
+    won, chat = walk("fgff", BY_TURN)
+    lost, _ = walk("gggggggg", BY_TURN)
+    lost = [replace(row, traj_id="lost") for row in lost]
+    view = WithPeerSuccess(
+        chat=chat, task_of=lambda _: TASK, template="[{attempt}]", closing="", feedback=False
+    )
+    built = view.build([*won, *lost], {})
+    assert [v is None for v in built[: len(won)]] == [True] * len(won)
+    seen = chat.tokenizer.decode(built[len(won)].token_ids)
+    assert seen.startswith("go=[f^g^f^f]g$")  # `^` is the line break that the alphabet lacks
+
+
+def test_shares_of_failed_and_cut_attempts_count_attempts_and_not_rows():
+    won, _ = walk("fgff", BY_TURN)
+    broken = [replace(r, traj_id="b", error="E: x", stop=StopReason.ERROR) for r in won[:1]]
+    cut = [replace(r, traj_id="c", stop=StopReason.LENGTH) for r in won[:1]]
+    found = summarise([*won, *broken, *cut])
+    assert found["rollout/error_share"] == pytest.approx(1 / 3)
+    assert found["rollout/truncated_share"] == pytest.approx(1 / 3)
+    with pytest.raises(EngineError, match="1 of 3 episodes failed"):
+        require_few_errors([*won, *broken, *cut], 0.3)
+
+
+def test_a_reply_that_was_cut_stands_in_the_state_of_those_who_read_the_same():
+    chat, calls = make_chat(), iter(range(100))
+    ids = {word: chat.replies([word])[0] for word in "fg"}
+
+    def script(prompt, sample):
+        number = next(calls)
+        if number < 2:
+            return ids["f"]  # the first turn of both samples
+        return ids["g"] if number == 2 else ids["g"][:-1] * 9  # the second never ends
+
+    sampling = Sampling(num_samples=2, max_new_tokens=4)
+    rules = TurnRules(rows="turns", max_turns=2)
+    rows = collect([TASK], Corridor(), ScriptedEngine(script), chat, sampling, key="k", turns=rules)
+    assert [(r.step, r.obs_key) for r in rows] == [
+        (0, "door0"), (1, "door1"), (0, "door0"), (1, "door1"),
+    ]  # fmt: skip
+    assert rows[-1].stop is StopReason.LENGTH
+
+
+def test_where_nothing_names_states_equal_contexts_are_equal_states():
+    class Nameless(Corridor):
+        def start(self, task):
+            walk_ = Walk(())
+            plain = walk_.reply
+            walk_.reply = lambda text: replace(plain(text), obs_key=None)
+            return walk_
+
+    rows, _ = walk("fgff", BY_TURN, env=Nameless())
+    again, _ = walk("fgff", BY_TURN, env=Nameless())
+    assert [r.obs_key for r in rows] == [r.obs_key for r in again]
+    assert len({r.obs_key for r in rows}) == 4
+
+
+class Fragile(Corridor):
+    """Its first episode cannot start; the others count how often they are closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.started = self.closed = 0
+
+    def start(self, task):
+        self.started += 1
+        if self.started == 1:
+            raise RuntimeError("no worker")
+        walk_ = Walk(())
+        walk_.close = self.close
+        return walk_
+
+    def close(self):
+        self.closed += 1
+        raise OSError("gone already")
+
+
+def test_an_episode_that_cannot_start_fails_alone_and_every_other_is_closed(caplog):
+    chat, env = make_chat(), Fragile()
+    replies = chat.replies(["f"])[0]
+    sampling = Sampling(num_samples=3, max_new_tokens=4)
+    engine = ScriptedEngine(lambda prompt, sample: replies)
+    rows = collect([TASK], env, engine, chat, sampling, key="k")
+    assert [r.error for r in rows] == ["RuntimeError: no worker", None, None]
+    assert [r.reward for r in rows] == [None, 1.0, 1.0]
+    assert env.closed == 2
+    assert "did not close: OSError: gone already" in caplog.text
+
+
+def test_a_teacher_that_judges_a_later_turn_reads_the_conversation_before_it():
+    rows, chat = walk("fgff", BY_TURN)
+    asked = []
+
+    class Writer:
+        def write(self, prompts, n, sampling):
+            asked.extend(prompts)
+            return [Written(texts=("f",) * n, num_tokens=1) for _ in prompts]
+
+        def complete(self, prompts, n, sampling):
+            return [list(w.texts) for w in self.write(prompts, n, sampling)]
+
+    auditor = Auditor(
+        model=Writer(), chat=chat, task_of=lambda _: TASK,
+        num_chunks=1, num_continuations=1, chunk_length=1,
+    )  # fmt: skip
+    scores = [
+        Scores(logprobs=(-1.0, -1.0), entropy=(1.0, 0.1), source="s", view_id="v") for _ in rows
+    ]
+    auditor(rows, scores)
+    assert ["".join(m.content for m in prompt) for prompt in asked] == [
+        "go=", "go=f>1=", "go=f>1=g>1=", "go=f>1=g>1=f>2=",
+    ]  # fmt: skip
