@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from distill.tokens import Chat
 from distill.types import Rollout, Task
 from flows.skills_showing import blocks_for, counter_of, specials_of
+from skills.hindsight.to_items import category_of
 from skills.items import SkillItem
 from skills.render import Block, RenderOptions, render, render_one
 from skills.retrieve import Pick, Retrieval, RetrievalRecord, Retriever, section_of
@@ -86,11 +87,6 @@ class SkillPrompts:
 
     def _category(self, task: Task) -> str | None:
         return None if self.retriever.options.rules else category_of(task) or None
-
-
-def category_of(task: Task) -> str:
-    """The category of a task's skills: its routing key, or its domain."""
-    return str(task.meta.get("key") or task.domain)
 
 
 def first_of(found: Retrieval) -> SkillItem | None:

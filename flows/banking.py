@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from distill.config import Config, Stage
 from distill.errors import ConfigError, DataError, TeacherError
 from distill.types import Message, Rollout, Sampling, Task
 from flows.acting import SkillPrompts
+from flows.changes import ACTOR, PATIENCE, is_untouched, signed, stands_at
+from flows.embedding import embedder_for
 
 if TYPE_CHECKING:
     from distill.protocols import Env, TextModel
@@ -21,50 +24,22 @@ if TYPE_CHECKING:
     from flows.evolving import StageBank
     from flows.night import Night, Student
     from skills.bank import SkillBank
-    from skills.embed import Embedder
-    from skills.ops import Op, OpName
 
 logger = logging.getLogger(__name__)
-ACTOR = "night"
-"""Who changes a bank, as its history names it."""
-PATIENCE = 60.0
-"""Seconds that a night waits for another writer of its bank."""
 PACKAGED = "package:"
 """`package:NAME` in place of a path means skills that come with this package."""
 
 
-def require_usable(config: Config, where: str) -> None:
-    """ConfigError for what would only be noticed once a stage begins: skills to begin with that are
-    not there, a table of words or an embedder that does not exist, lending that lends nothing."""
-    from flows.evolving import retrieve_options
-
-    skills = config.skills
-    if skills.lend and skills.outcomes == "success":
-        raise ConfigError(
-            f"{where}: skills.lend gives notes to failures, but skills.outcomes is 'success'; set "
-            'skills.outcomes = "all" or "failure", or skills.lend = false'
-        )
-    if not skills.bank:
-        return
-    retrieve_options(config)
-    known = ("student", "sentence:", "endpoint:", "policy:")
-    if skills.mode != "template" and not skills.embedder.startswith(known):
-        raise ConfigError(
-            f"{where}: skills.embedder is student, sentence:PATH, endpoint:URL#MODEL or "
-            f"policy:PATH, found {skills.embedder!r}"
-        )
-    if not (Path(config.run.home) / "bank" / skills.bank).exists():
-        _first_items(skills.start)
-
-
 def bank_of(night: Night, config: Config) -> SkillBank | None:
     """The bank of a configuration; made from `skills.start` where it does not exist yet, or was
-    made and never got a skill."""
+    made and never got a skill. ConfigError when a night that may only be read has none."""
     from skills.bank import SkillBank
 
     name = config.skills.bank
     if not name:
         return None
+    if night.read_only:
+        return SkillBank.open(night.bank_home, name)
     if name in SkillBank.names(night.bank_home):
         bank = SkillBank.open(night.bank_home, name)
         ops = bank.history()
@@ -73,9 +48,9 @@ def bank_of(night: Night, config: Config) -> SkillBank | None:
             bank.recover(wait=PATIENCE)
         if config.skills.start and len(ops) == 1:
             # A night was killed between the two steps below.
-            _fill(bank, _first_items(config.skills.start), config.skills.start)
+            _fill(bank, first_items(config.skills.start), config.skills.start)
         return bank
-    items = _first_items(config.skills.start)
+    items = first_items(config.skills.start)
     bank = SkillBank.create(night.bank_home, name)
     _fill(bank, items, config.skills.start)
     return bank
@@ -91,7 +66,8 @@ def _fill(bank: SkillBank, items: Sequence[Any], start: str) -> None:
         )  # fmt: skip
 
 
-def _first_items(start: str) -> Sequence[Any]:
+def first_items(start: str) -> Sequence[Any]:
+    """What a bank begins with. ConfigError for a path without any skill."""
     from skills.interop import import_path
 
     if not start:
@@ -149,10 +125,11 @@ def stage_bank(
         folder=night.run.stage_dir(stage.name),
         key=night.key(stage.name),
         run=night.run.name,
+        night=night.id,
         decode=student.chat.decode,
         analyst=build_analyst(config, student, night.locate),
         writer=writer,
-        embedder=embedder_for(config, student, night.home),
+        embedder=embedder_for(night, config, stage, student),
     )
 
 
@@ -176,26 +153,13 @@ class _Within:
         return self.model.complete(prompts, n, sampling)
 
 
-def embedder_for(config: Config, student: Student, home: Path) -> Embedder | None:
-    """What turns skills and goals into vectors; None where no mode needs it."""
-    if config.skills.mode == "template":
-        return None
-    if config.skills.embedder == "student":
-        from skills.embed import PolicyEmbedder
-
-        return PolicyEmbedder(student.policy, student.chat)
-    from flows.skills_showing import embedder_of
-
-    return embedder_of(config.skills.embedder, home=home)
-
-
 def shown_version(
     night: Night, config: Config, stage: Stage, *, start: bool, step: int | None = None
 ) -> str | None:
     """The bank version that an evaluation shows: that of the start of the night, or the newest one
     of the stage, up to a step where one is given; what the stage kept at its end counts as the
     newest. None where no skill is shown."""
-    from distill.rundir import read_json, read_jsonl
+    from distill.rundir import read_jsonl
     from flows.keeping import read_learned
     from flows.looks import LOOKS
     from flows.stages import read_result
@@ -212,13 +176,23 @@ def shown_version(
             step = read_result(final).steps  # fewer than it looked at, where it collapsed
         rows = read_jsonl(looks)
         return str([r for r in rows if step is None or r["step"] <= step][-1]["version"])
-    record = night.run.path / "night.json"
-    known = read_json(record).get("bank_version") if record.exists() else None
+    known = night.bank_versions.get(config.skills.bank)
     if known:
-        return str(known)
+        return known
     bank = bank_of(night, config)
     assert bank is not None
     return bank.snapshot()
+
+
+def showing_stages(night: Night) -> dict[str, Stage]:
+    """The banks whose skills stand in prompts of the student, each with the last stage that shows
+    them."""
+    found = {}
+    for stage in night.student_stages:
+        skills = night.config.for_stage(stage).skills
+        if skills.bank and skills.show:
+            found[skills.bank] = stage
+    return found
 
 
 def eval_prompts(
@@ -229,15 +203,20 @@ def eval_prompts(
     *,
     start: bool,
     step: int | None = None,
+    pinned: str | None = None,
 ) -> SkillPrompts | None:
-    """What shows skills in an evaluation; None where none are shown."""
+    """What shows skills in an evaluation; None where none are shown. `pinned`, NAME@VERSION, is
+    what belongs to the weights, whatever the night says."""
     from flows.evolving import skill_prompts
 
-    version = shown_version(night, config, stage, start=start, step=step)
-    bank = bank_of(night, config) if version else None
-    if bank is None:
+    if not (config.skills.bank and config.skills.show):
         return None
-    embedder = embedder_for(config, student, night.home)
+    name, _, version = (pinned or "").partition("@")
+    if name != config.skills.bank:
+        version = shown_version(night, config, stage, start=start, step=step) or ""
+    bank = bank_of(night, config)
+    assert bank is not None
+    embedder = embedder_for(night, config, stage, student)
     return skill_prompts(bank, config, student.chat, version=version, embedder=embedder)
 
 
@@ -258,84 +237,70 @@ def follow(home: Path, bank: str | None, *, reason: str) -> str | None:
     if bank is None:
         return None
     name, _, version = bank.partition("@")
-    held = SkillBank.open(home, name)
-    before = held.snapshot()
+    return _take_to(SkillBank.open(home, name), version, reason)
+
+
+def _take_to(
+    bank: SkillBank, version: str, reason: str, may: Callable[[SkillBank], bool] | None = None
+) -> str | None:
+    """Make a version the active one unless it is, or may not become it."""
+    before = bank.snapshot()
     if before == version:
         return None
-    held.rollback(version, actor=ACTOR, reason=reason)
+    with bank.change(actor=ACTOR, wait=PATIENCE) as change:
+        # A skill that was retired since does not come back: what stands then has another id.
+        if stands_at(bank.history(), version) or not (may is None or may(bank)):
+            return None
+        bank.undo(change, version, reason=reason)
     return before
 
 
-def settle(night: Night, decision: str) -> None:
-    """A bank whose skills are shown belongs to the champion: when a night is not promoted, it goes
-    back to the version that the night began with; when it is, to the one that was evaluated, which
-    is not the newest where the monitor ended the stage early. Idempotent."""
-    promoted = decision == "promote"
-    wanted = version_of(night, start=not promoted)
-    if wanted is None:
-        return
+def was_left(home: Path, before: str | None, after: str | None, *, reason: str) -> bool:
+    """Whether a bank still stands at NAME@VERSION `before`, which `follow` was to leave for this
+    reason."""
     from skills.bank import SkillBank
 
-    name, _, version = wanted.partition("@")
-    active = SkillBank.open(night.bank_home, name).snapshot()
-    if active == version:
-        return
-    if active not in _own_versions(night):
-        logger.warning("bank %s was changed by somebody else; it stays as it is", name)
-        return
-    reason = f"{night.run.name} was {'' if promoted else 'not '}promoted"
-    follow(night.bank_home, wanted, reason=reason)
+    if before is None or after is None or before == after:
+        return False
+    name, _, version = before.partition("@")
+    bank = SkillBank.open(home, name)
+    moved = any(op.actor == ACTOR and op.reason == reason for op in bank.history())
+    return bank.snapshot() == version and not moved
 
 
-def _own_versions(night: Night) -> set[str]:
-    """Those that the last stage made of its bank."""
-    from distill.rundir import read_jsonl
+def settle(night: Night, decision: str) -> None:
+    """Banks whose skills are shown belong to the champion: when a night is not promoted, they go
+    back to the versions that the night began with; when it is, to those that were evaluated, which
+    are not the newest where the monitor ended a stage early. Idempotent.
+
+    A bank that somebody else changed meanwhile stays as it is."""
+    from skills.bank import SkillBank
+
+    promoted = decision == "promote"
+    reason = signed(f"{night.run.name} was {'' if promoted else 'not '}promoted", night.id)
+    for name, stage in showing_stages(night).items():
+        config = night.config.for_stage(stage)
+        began = shown_version(night, config, stage, start=True)
+        wanted = shown_version(night, config, stage, start=not promoted)
+        assert began is not None
+        assert wanted is not None
+        bank = SkillBank.open(night.bank_home, name)
+        _take_to(bank, wanted, reason, partial(_is_own, night, began))
+
+
+def _is_own(night: Night, began: str, bank: SkillBank) -> bool:
+    """Whether only this night changed a bank since it began."""
     from flows.keeping import read_learned
-    from flows.looks import LOOKS
 
-    folder = night.run.stage_dir(night.student_stages[-1].name)
-    rows = read_jsonl(folder / LOOKS) if (folder / LOOKS).exists() else []
-    learned = read_learned(folder)
-    kept = learned.kept.version if learned is not None and learned.kept is not None else ""
-    return {kept, *(str(row["version"]) for row in rows)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    """A change that a night made before it was interrupted."""
-
-    version: str
-    before: str
-    """The version that it changed."""
-    ops: tuple[Op, ...]
-    usable: frozenset[str]
-    """Skills that it left, not those in quarantine."""
-
-    def named(self, *names: OpName) -> tuple[str, ...]:
-        """Usable skills with one of these operations, in order."""
-        found = dict.fromkeys(op.item for op in self.ops if op.op in names)
-        return tuple(name for name in found if name in self.usable)
-
-
-def committed(bank: SkillBank, reason: str) -> Done | None:
-    """What a night changed for this reason; None when it did not."""
-    ops = bank.history()
-    # The bank adds to a reason after a semicolon; another stage may only have a longer name.
-    own = [
-        op
-        for op in ops
-        if op.actor == ACTOR and (op.reason == reason or op.reason.startswith(f"{reason};"))
-    ]
-    if not own:
-        return None
-    end = next(op for op in ops if op.seq > own[-1].seq and op.op == "ACTIVATE")
-    assert end.version is not None
-    assert end.previous is not None
-    bank.recover(wait=PATIENCE)  # it may not have become the active version yet
-    left = bank.rows(version=end.version)
-    return Done(
-        version=end.version,
-        before=end.previous,
-        ops=tuple(op for op in ops if own[0].seq <= op.seq < end.seq),
-        usable=frozenset(row.id for row in left if row.status != "quarantined"),
+    folders = [night.run.stage_dir(stage.name) for stage in night.student_stages]
+    kept = [learned.kept for learned in map(read_learned, folders) if learned is not None]
+    own = is_untouched(
+        bank.history(),
+        began,
+        run=night.run.name,
+        night=night.id,
+        made={found.version for found in kept if found is not None},
     )
+    if not own:
+        logger.warning("bank %s was changed by somebody else; it stays as it is", bank.name)
+    return own

@@ -9,6 +9,7 @@ from distill.config import Config
 from distill.errors import ConfigError
 from distill.rundir import RunDir
 from flows import registry
+from flows.night import START
 
 WEIGHTS = ("adapter_model.safetensors", "model.safetensors")
 
@@ -19,6 +20,8 @@ class Found:
 
     path: Path
     run: RunDir | None
+    bank: str | None = None
+    """Skills that belong to the weights, as NAME@VERSION; None where the run says it, or nobody."""
 
     def config(self) -> Config:
         if self.run is None:
@@ -32,15 +35,16 @@ def find_checkpoint(home: Path, text: str) -> Found:
     """The weights that `text` names: a folder, a run (its student), or a model (its champion)."""
     folder = Path(text)
     if any((folder / name).is_file() for name in WEIGHTS):
-        return Found(path=folder, run=_run_of(folder.resolve(), home))
+        return _in_folder(folder, home)
     if text in registry.models(home):
         champion = registry.current(home, text)
         if champion is not None:
-            return Found(path=champion.path, run=_run_named(champion.run, home))
+            run = _run_named(champion.run, home)
+            return Found(path=champion.path, run=run, bank=champion.bank)
     names = {run.name: run for run in RunDir.all(home)}
     if text in names or (folder / "config.json").is_file():
-        run = names.get(text) or RunDir.open(home, folder)
-        return Found(path=_student(run), run=run)
+        own = names.get(text) or RunDir.open(home, folder)
+        return Found(path=_student(own), run=own)
     raise ConfigError(
         f"{text!r} is no folder with {' or '.join(WEIGHTS)}, no run and no model with a champion; "
         "see: distill registry list, distill runs list"
@@ -56,16 +60,26 @@ def _student(run: RunDir) -> Path:
     raise ConfigError(f"{run.name} has no finished student yet; resume it first")
 
 
-def _run_of(folder: Path, home: Path) -> RunDir | None:
+def _in_folder(path: Path, home: Path) -> Found:
+    folder = path.resolve()
     for parent in folder.parents:
         if (parent / "config.json").is_file() and parent.parent.name == "runs":
-            return RunDir(path=parent)
+            run = RunDir(path=parent)
+            bank = _bank_of_start(run) if folder == parent / START else None
+            return Found(path=path, run=run, bank=bank)
         if parent.name == "champions":
             entries = registry.history(parent.parents[2], parent.parent.name)
             for entry in reversed(entries):
                 if entry.to_digest.startswith(folder.name):
-                    return _run_named(entry.run, home)
-    return None
+                    return Found(path=path, run=_run_named(entry.run, home), bank=entry.bank)
+    return Found(path=path, run=None)
+
+
+def _bank_of_start(run: RunDir) -> str | None:
+    from flows.banking import version_of
+    from flows.single import around
+
+    return version_of(around(run.read_config(), run, run.home), start=True)
 
 
 def _run_named(name: str | None, home: Path) -> RunDir | None:

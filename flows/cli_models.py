@@ -47,7 +47,7 @@ def sample(
     from flows import single
 
     night = single.around(_config(found, arguments), found.run, home)
-    result = single.sample(night, found.path, prompt, teacher=teacher)
+    result = single.sample(night, found.path, prompt, teacher=teacher, bank=found.bank)
     if as_json:
         print_json(result)
         return
@@ -107,15 +107,14 @@ def promote(
     as_json: Json = False,
     home: Home = Path(),
 ) -> None:
-    """Make weights the champion. Without a verdict that says so, --yes is needed."""
+    """Make weights the champion, and the skills that belong to them the active ones. Without a
+    verdict that says so, --yes is needed."""
     from flows import registry
     from flows.checkpoints import find_checkpoint
 
     found = find_checkpoint(home, checkpoint)
     from distill.models import checkpoint_ref
-    from flows.banking import version_of
     from flows.night import base_name
-    from flows.single import around
 
     config = found.config()
     own = config.for_stage(config.last_student())
@@ -134,8 +133,9 @@ def promote(
             ref,
             run=found.run.name if found.run else None,
             verdict_path=verdict_path if is_judged else None,
-            bank=version_of(around(config, found.run, home), start=False) if found.run else None,
+            bank=_skills_of(found, home),
         )
+        _follow(home, name, f"{name}: promoted {done.to_digest[:12]} by hand, {done.at}")
     if as_json:
         print_json(done)
     else:
@@ -151,17 +151,18 @@ def rollback(
 ) -> None:
     """Make an earlier champion the current one again; by default the one before."""
     from flows import registry
-    from flows.banking import follow
 
     if not yes:
         raise ConfigError(f"rollback changes what model {model!r} stands for; confirm with --yes")
     if model not in registry.models(home):
         raise _no_champion(home, model)
     with registry.model_lock(home, model):
-        done = registry.rollback(home, model, to)
-        champion = registry.current(home, model)
-        if champion is not None and follow(home, champion.bank, reason=f"rollback of {model}"):
-            say(f"the skill bank went back with it: {champion.bank}")
+        if to is None and _is_half_done(home, model):
+            say("the last rollback was interrupted before the skill bank moved; finishing it")
+            done = registry.history(home, model)[-1].promotion()
+        else:
+            done = registry.rollback(home, model, to)
+        _follow(home, model, _of_rollback(model, done.at))
     if as_json:
         print_json(done)
     else:
@@ -220,6 +221,42 @@ def registry_show(
     print_table(rows, ["at", "action", "from", "to", "run"])
 
 
+def _skills_of(found: Found, home: Path) -> str | None:
+    """NAME@VERSION of the skills that belong to weights; None where none do."""
+    from flows.banking import version_of
+    from flows.single import around
+
+    if found.bank is not None or found.run is None:
+        return found.bank
+    return version_of(around(found.config(), found.run, home), start=False)
+
+
+def _follow(home: Path, model: str, reason: str) -> None:
+    """Make the skills of a champion the active ones of their bank."""
+    from flows import registry
+    from flows.banking import follow
+
+    champion = registry.current(home, model)
+    if champion is not None and follow(home, champion.bank, reason=reason):
+        say(f"the skill bank went with the weights: {champion.bank}")
+
+
+def _of_rollback(model: str, at: str) -> str:
+    return f"rollback of {model}, {at}"
+
+
+def _is_half_done(home: Path, model: str) -> bool:
+    """Whether the last change was a rollback that was killed before the bank followed."""
+    from flows import registry
+    from flows.banking import was_left
+
+    *earlier, last = registry.history(home, model)
+    if last.action != "rollback":
+        return False
+    left = next((e.bank for e in reversed(earlier) if e.to_digest == last.from_digest), None)
+    return was_left(home, left, last.bank, reason=_of_rollback(model, last.at))
+
+
 def _config(found: Found, arguments: list[str] | None) -> Config:
     from flows.configs import load_config
 
@@ -230,7 +267,7 @@ def _evaluate(found: Found, arguments: list[str] | None, suite: Suite, home: Pat
     from flows import single
 
     night = single.around(_config(found, arguments), found.run, home)
-    return single.evaluate_checkpoint(night, found.path, suite)
+    return single.evaluate_checkpoint(night, found.path, suite, bank=found.bank)
 
 
 def _report(name: str, arguments: list[str] | None, suite: Suite, home: Path) -> EvalReport:

@@ -56,11 +56,16 @@ def html(
 
 
 def _refuse_foreign(path: Path, yes: bool) -> None:
-    """ConfigError when the path is a folder, or a file that is no such page."""
+    """ConfigError when the path is no regular file, or one that is no such page."""
     from skills.page import is_page
 
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file in it, such as {path / 'skills.html'}")
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{path} is no regular file but a pipe, a device or the like; name a file to write, "
+            "such as skills.html"
+        )
     if yes or not path.exists():
         return
     with path.open("rb") as file:

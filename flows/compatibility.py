@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distill.config import Config
 from distill.errors import ConfigError
 from distill.objectives.base import Objective, on_policy_share
-from flows import banking, hindsight, teaching, texting
+from flows import hindsight, teaching, texting, usable
 
 TRUNCATED = "training replies must come from the untruncated distribution"
 
@@ -143,9 +143,10 @@ def check_worked(config: Config, where: str) -> None:
             f"{where} learns from labels, and the student cannot label its own attempts; set "
             'analyst.name = "rules" or "model"'
         )
-    hindsight.analyst_options(config)
+    usable.require_analyst(config, where)
     if config.skills.show and not config.skills.bank:
         raise ConfigError(f"{where}: skills.show needs a bank; set skills.bank to its name")
+    usable.require_bank(config, where)
 
 
 def _check_turns(config: Config, objective: Objective, where: str) -> None:
@@ -170,7 +171,7 @@ def _check_turns(config: Config, objective: Objective, where: str) -> None:
 def _check_skills(config: Config, where: str) -> None:
     """Hindsight, its view, and the bank belong together."""
     skills, analyst = config.skills, config.analyst.name
-    hindsight.analyst_options(config)
+    usable.require_analyst(config, where)
     if config.view.name == "with_skill" and not analyst:
         raise ConfigError(
             f"{where}: the view 'with_skill' shows what an analyst writes; set analyst.name to one "
@@ -201,7 +202,7 @@ def _check_skills(config: Config, where: str) -> None:
             f"{where}: skills.keep keeps what hindsight taught, but no view reads hindsight; set "
             'view.name = "with_skill"'
         )
-    banking.require_usable(config, where)
+    usable.require_bank(config, where)
 
 
 def _check_worked(objective: Objective, where: str) -> None:

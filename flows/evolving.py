@@ -22,8 +22,8 @@ from distill.rows import trajectories
 from distill.rundir import append_jsonl, from_json, read_jsonl, to_json
 from distill.tokens import Chat
 from distill.types import Rollout, Task
-from flows.acting import Act, Shown, SkillPrompts, category_of, render_options
-from flows.banking import ACTOR, PATIENCE, committed
+from flows.acting import Act, Shown, SkillPrompts, render_options
+from flows.changes import ACTOR, PATIENCE, committed, signed
 from flows.hindsight import analyst_options, has_secrets
 from flows.looks import LOOKS, Look
 from flows.paired import PairedGain, is_success, measure, num_tokens
@@ -33,7 +33,7 @@ from skills.hindsight.analysts import Analyst, written
 from skills.hindsight.checks import secrets_of
 from skills.hindsight.episodes import Episode, episodes_of
 from skills.hindsight.evolve import EvolveOptions, propose
-from skills.hindsight.to_items import to_items
+from skills.hindsight.to_items import category_of, to_items
 from skills.intake import AddOptions
 from skills.items import SkillItem, Status, normal
 from skills.lifecycle import Thresholds, Use, must_retire
@@ -67,6 +67,8 @@ class StageBank:
     key: str
     run: str
     decode: Callable[[Sequence[int]], str]
+    night: str = ""
+    """Id of the night: its changes of the bank are told by it from those of every other one."""
     analyst: Analyst | None = None
     writer: TextModel | None = None
     """Asked for new skills in SkillRL's own words, where the analyst writes JSON."""
@@ -243,7 +245,8 @@ class StageBank:
         uses: Sequence[Use],
     ) -> Look:
         """The look with what became of the bank."""
-        reason = f"look of step {look.step}, {self.run}, {self.key}"
+        why = f"look of step {look.step}, {self.run}, {self.key}"
+        reason = signed(why, self.night)
         done = committed(self.bank, reason)
         if done is not None:  # it was interrupted between the bank and the record
             added, retired = done.named("ADD", "MERGE", "AGREE"), done.named("RETIRE")
@@ -254,9 +257,10 @@ class StageBank:
         secrets = secrets_of(tasks) if has_secrets(self.config) else Secrets()
         with self.bank.change(actor=ACTOR, wait=PATIENCE) as change:
             change.credit(uses, reason=reason)
-            retired = _retire(change, {use.skill for use in uses}, reason)
+            # The reason of a retirement is part of the version: equal nights end with equal ones.
+            retired = _retire(change, {use.skill for use in uses}, why)
             added, refused = _take_in(change, good, reason, secrets)
-        version = self.bank.snapshot()
+            version = change.version().id  # afterwards another night may have changed it
         return replace(look, added=added, retired=retired, refused=refused, version=version)
 
     def _families_of_tasks(self) -> dict[str, list[Task]]:

@@ -92,7 +92,8 @@ def extract(night: Night, stage: Stage, *, last: int = 0) -> Extracted:
     notes: list[Note] = []
     for step in steps:
         tasks = {t.id: t for t in tasks_of(step)}
-        foreign = [row.task_id for row in rollouts[step] if row.task_id not in tasks]
+        rows = rollouts[step]
+        foreign = [row.task_id for row in rows if row.task_id not in tasks]
         if foreign:
             raise ConfigError(
                 f"step {step} of stage {stage.name} has {len(foreign)} attempts at tasks that this "
@@ -100,10 +101,7 @@ def extract(night: Night, stage: Stage, *, last: int = 0) -> Extracted:
                 "trainer.batch as they were in the run"
             )
         found = episodes_of(
-            rollouts[step],
-            tasks.__getitem__,
-            student.chat.decode,
-            threshold=config.skills.success,
+            rows, tasks.__getitem__, student.chat.decode, threshold=config.skills.success
         )
         own = written(analyst, found, step)
         rate = rate.add(own)

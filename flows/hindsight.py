@@ -55,6 +55,11 @@ class PolicyOptions:
     max_batch: int = 256
     """Replies written at once."""
 
+    def __post_init__(self) -> None:
+        for name in ("attempts", "max_tokens", "max_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"analyst.{name} must be at least 1, got {getattr(self, name)}")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelOptions(PolicyOptions):

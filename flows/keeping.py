@@ -11,14 +11,16 @@ from distill.config import Config
 from distill.rundir import from_json, read_json, write_json
 from distill.segments import stored
 from distill.types import Note, Rollout, Task
-from flows.banking import ACTOR, PATIENCE, committed
+from flows.changes import ACTOR, PATIENCE, committed, signed
 from flows.evolving import StageBank
 from flows.hindsight import has_secrets
 from skills.hindsight.checks import secrets_of
-from skills.hindsight.episodes import Episode, episodes_of
+from skills.hindsight.episodes import episodes_of
 from skills.hindsight.rate import ValidRate
 from skills.hindsight.to_items import merge_into, sightings, to_items, united
+from skills.items import SkillItem
 from skills.lifecycle import Thresholds
+from skills.safety import Secrets
 
 logger = logging.getLogger(__name__)
 MAX_MEASURED = 20
@@ -117,9 +119,8 @@ def keep(
 
     One change of the bank, made once whatever is repeated.
     """
-    episodes, notes = _read(held, tasks_of, last_step)
-    items = united(to_items(episodes, notes, run=held.run))
-    skills = held.config.skills
+    items, secrets = _read(held, tasks_of, last_step)
+    skills, reason = held.config.skills, signed(reason, held.night)
     done = committed(held.bank, reason)
     if done is not None:
         known = {row.content for row in held.bank.rows(version=done.before)}
@@ -135,7 +136,7 @@ def keep(
             change,
             items,
             min_sightings=skills.min_sightings,
-            secrets=secrets_of([e.task for e in episodes]) if has_secrets(held.config) else None,
+            secrets=secrets if has_secrets(held.config) else None,
             reason=reason,
         )
         added = tuple(o.id for o in merged.outcomes if o.result == "added")
@@ -145,26 +146,35 @@ def keep(
             change.credit(gain.uses if gain else [], reason=reason)
         rules = Thresholds(min_sightings=skills.min_sightings, min_pairs=skills.pairs)
         judged = change.judge(rules) if skills.pairs else {}
+        version = change.version().id  # afterwards another night may have changed it
     return Kept(
         added=added,
         promoted=tuple(name for name, why in judged.items() if why.startswith("promoted")),
-        version=held.bank.snapshot(),
+        version=version,
         num_waiting=len(merged.waiting),
     )
 
 
 def _read(
     held: StageBank, tasks_of: Callable[[int], Sequence[Task]], last_step: int
-) -> tuple[list[Episode], list[Note]]:
-    """Every attempt of the stage that has a valid note, with that note."""
+) -> tuple[list[SkillItem], Secrets]:
+    """What the valid notes of the stage teach, and the secrets of the tasks that taught it.
+
+    One step at a time: the attempts of a long stage do not fit into memory together.
+    """
     rollouts = stored(held.folder, "rollouts", Rollout)
     notes = stored(held.folder, "notes", Note)
     threshold = held.config.skills.success
-    found: list[tuple[Episode, Note]] = []
+    items: list[SkillItem] = []
+    answers: dict[str, None] = {}
+    solutions: dict[str, None] = {}
     for step in sorted(s for s in notes if s <= last_step and s in rollouts):
         valid = {n.traj_id: n for n in notes[step] if n.status == "ok"}
-        rows = [r for r in rollouts[step] if r.traj_id in valid]
+        rows = [r for r in rollouts[step] if r.traj_id in valid] if valid else []
         tasks = {t.id: t for t in tasks_of(step)}
         episodes = episodes_of(rows, tasks.__getitem__, held.decode, threshold=threshold)
-        found += [(e, valid[e.traj_id]) for e in episodes]
-    return [e for e, _ in found], [n for _, n in found]
+        items += to_items(episodes, [valid[e.traj_id] for e in episodes], run=held.run)
+        found = secrets_of(e.task for e in episodes)
+        answers |= dict.fromkeys(found.answers)
+        solutions |= dict.fromkeys(found.solutions)
+    return united(items), Secrets(answers=tuple(answers), solutions=tuple(solutions))

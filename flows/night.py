@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,29 @@ class Night:
     config: Config
     run: RunDir
     progress: Progress
+    read_only: bool = False
+    """It only surrounds weights that are there already: nothing may be made for it."""
+
+    @property
+    def id(self) -> str:
+        """What no other night is called, even where a run was deleted and another one got its
+        name; empty where there is no such record."""
+        return str(self._record.get("id", ""))
+
+    @property
+    def bank_versions(self) -> Mapping[str, str]:
+        """Bank -> its version when the night began, for banks whose skills are shown."""
+        record = self._record
+        found = {str(k): str(v) for k, v in record.get("bank_versions", {}).items()}
+        if not found and record.get("bank_version"):  # nights of before knew one bank
+            name = self.config.for_stage(self.config.last_student()).skills.bank
+            found = {name: str(record["bank_version"])}
+        return found
+
+    @property
+    def _record(self) -> Mapping[str, Any]:
+        path = self.run.path / "night.json"
+        return dict(read_json(path)) if path.exists() else {}
 
     @property
     def home(self) -> Path:
@@ -143,19 +168,27 @@ def begin(night: Night) -> None:
         _require_same_base(night, champion.kind, champion.base)
         _require_same_revision(night, champion.run)
         incumbent = {"digest": champion.digest, "path": str(champion.path)}
-    record = {"number": _number(night, name), "model": name, "incumbent": incumbent}
-    write_json(path, {**record, "bank_version": _bank_version(night)})
+    record = {
+        "id": secrets.token_hex(8),
+        "number": _number(night, name),
+        "model": name,
+        "incumbent": incumbent,
+        "bank_versions": _bank_versions(night),
+    }
+    write_json(path, record)
 
 
-def _bank_version(night: Night) -> str | None:
-    """The version of the skills that the night begins with; None where none are shown."""
-    from flows.banking import bank_of
+def _bank_versions(night: Night) -> dict[str, str]:
+    """The versions of the banks that the night begins with; those that are not shown may change
+    without it."""
+    from flows.banking import bank_of, showing_stages
 
-    for stage in night.student_stages[-1:]:
-        config = night.config.for_stage(stage)
-        bank = bank_of(night, config) if config.skills.show else None
-        return bank.snapshot() if bank else None
-    return None
+    found = {}
+    for name, stage in showing_stages(night).items():
+        bank = bank_of(night, night.config.for_stage(stage))
+        assert bank is not None
+        found[name] = bank.snapshot()
+    return found
 
 
 def _number(night: Night, model: str) -> int:

@@ -30,7 +30,7 @@ from flows.stages import run_stage
 def around(config: Config, run: RunDir | None, home: Path) -> Night:
     """The surroundings of weights that are already there; nothing is written into them."""
     run = run or RunDir(path=home / "runs" / "none")
-    return Night(config=config, run=run, progress=NoProgress())
+    return Night(config=config, run=run, progress=NoProgress(), read_only=True)
 
 
 def train(config: Config, stage: Stage, *, run: RunDir, progress: Progress) -> Path:
@@ -52,13 +52,17 @@ def train(config: Config, stage: Stage, *, run: RunDir, progress: Progress) -> P
     return night.final(stage.name)
 
 
-def sample(night: Night, weights: Path, prompt: str, *, teacher: bool) -> dict[str, Any]:
+def sample(
+    night: Night, weights: Path, prompt: str, *, teacher: bool, bank: str | None = None
+) -> dict[str, Any]:
     """One reply to `prompt`: `reply`, `stop` and `tokens`, each with its log-probability and, when
-    asked for, the teacher's."""
-    config = night.config.for_stage(night.config.last_student())
+    asked for, the teacher's. `bank` are the skills that belong to the weights, as NAME@VERSION,
+    where they are known."""
+    stage = night.config.last_student()
+    config = night.config.for_stage(stage)
     student = load_student(night, config, weights)
     asked: tuple[Message, ...] = (Message(role="user", content=prompt),)
-    prompts = eval_prompts(night, config, night.config.last_student(), student, start=False)
+    prompts = eval_prompts(night, config, stage, student, start=False, pinned=bank)
     if prompts is not None:
         task = Task(id="sample", env="", domain="", split="train", prompt=asked)
         asked = prompts.show([task]).tasks[0].prompt
@@ -98,12 +102,15 @@ def sample(night: Night, weights: Path, prompt: str, *, teacher: bool) -> dict[s
     }
 
 
-def evaluate_checkpoint(night: Night, weights: Path, split: Split) -> EvalReport:
-    """Accuracy of a folder of weights on a split of the configured tasks."""
-    config = night.config.for_stage(night.config.last_student())
+def evaluate_checkpoint(
+    night: Night, weights: Path, split: Split, *, bank: str | None = None
+) -> EvalReport:
+    """Accuracy of weights on a split of the configured tasks; `bank` as for `sample`."""
+    stage = night.config.last_student()
+    config = night.config.for_stage(stage)
     student = load_student(night, config, weights)
     digest = checkpoint_ref(weights, base=base_name(config)).digest
-    prompts = eval_prompts(night, config, night.config.last_student(), student, start=False)
+    prompts = eval_prompts(night, config, stage, student, start=False, pinned=bank)
     return judging.run_report(
         config, student, student.policy, STUDENT, digest, split=split, prompts=prompts
     )

@@ -64,11 +64,11 @@ def cache_key(night: Night, stage: Stage) -> str:
     import transformers
 
     own = night.config.for_stage(stage)
-    config = own.to_dict()
+    config, acts = own.to_dict(), stage.kind == "on_policy"
     chosen = (
         *("model", "teacher", "view", "reference", "objective", "data"),
         *("sampling", "correction", "trainer", "monitor"),
-        *(("reward", "analyst", "skills") if stage.kind == "on_policy" else ()),
+        *(("reward", "analyst", "skills") if acts or _has_analyst(stage, own) else ()),
     )
     inputs = {
         other.name: digest_file(weights_file(night.final(other.name)))
@@ -89,6 +89,12 @@ def cache_key(night: Night, stage: Stage) -> str:
     )[:32]
 
 
+def _has_analyst(stage: Stage, own: Config) -> bool:
+    """Whether somebody writes about attempts: a stage of worked solutions of a teacher or a base
+    has none."""
+    return bool(own.analyst.name) and (stage.kind == "on_policy" or stage.target == "student")
+
+
 def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
     """What a name in the configuration stands for today: files, weights, libraries, a device."""
     found: dict[str, Any] = {}
@@ -97,6 +103,8 @@ def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
     }
     named |= _models_in("teacher", own.teacher.options)
     named |= _models_in("reference", own.reference.options)
+    if _has_analyst(stage, own):
+        named |= _models_in("analyst", own.analyst.options)
     for role, options in named.items():
         path, adapter = str(options.get("path", "")), str(options.get("adapter", ""))
         if path and not path.startswith(STAGE_PREFIX):
@@ -112,7 +120,7 @@ def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
         found["first"] = [digest_file(weights_file(first)), night.key(stage.name)]
     if own.model.kind == "adapter":
         found["peft"] = importlib.metadata.version("peft")
-    if stage.kind == "on_policy":
+    if stage.kind == "on_policy" or _has_analyst(stage, own):
         found["engine"] = own.to_dict()["engine"]
     device = pick_device(own.model.device).type
     return found if device == "cpu" else {**found, "device": device}

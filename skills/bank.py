@@ -310,10 +310,15 @@ def before_last(ops: Sequence[Op]) -> str:
     return line[-2]
 
 
-def _folder(home: Path, name: str) -> Path:
+def require_name(name: str) -> None:
+    """ConfigError for what cannot be the name of a bank."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             "the name of a bank has 1 to 64 letters, digits, dots, hyphens and underscores and "
             f"begins with a letter or digit, got {name!r}"
         )
+
+
+def _folder(home: Path, name: str) -> Path:
+    require_name(name)
     return home / "bank" / name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ import torch
 from distill.models import load_tokenizer, weights_file
 from distill.rundir import RunDir, read_json, read_jsonl
 from distill.tokens import Chat
-from distill.types import Rollout, Task
-from flows import registry
+from distill.types import EvalReport, Rollout, Task
+from flows import judging, registry
+from flows.acting import SkillPrompts
 from flows.building import tasks_at
 from flows.cli import main
 from flows.wiring import build_env
@@ -311,15 +313,92 @@ def test_a_rollback_moves_the_weights_and_the_skills(grown, capsys):
     assert champion.digest == before[0].to_digest
     assert champion.bank == before[0].bank == f"calls@{bank.snapshot()}"
     assert {i.category for i in bank.items("active")} == {"A"}
-    assert "the skill bank went back with it" in capsys.readouterr().err
+    assert "the skill bank went with the weights" in capsys.readouterr().err
     assert verify(bank.store).problems == ()
+
+
+def shown_by(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> set[str]:
+    """The bank versions that stood in the prompts of a command."""
+    seen, real = [], judging.run_report
+
+    def spied(*values: Any, prompts: SkillPrompts | None = None, **more: Any) -> EvalReport:
+        assert prompts is not None
+        seen.append(prompts.retriever.bank_version)
+        return real(*values, prompts=prompts, **more)
+
+    monkeypatch.setattr(judging, "run_report", spied)
+    assert main([*arguments]) in (0, 3)
+    return set(seen)
+
+
+def test_an_evaluation_of_a_champion_shows_its_own_skills(grown, skillrl_run, monkeypatch):
+    first, last = registry.history(grown, "hindsight")
+    at, name = ("--home", str(grown)), skillrl_run.name
+    versions = [str(entry.bank).partition("@")[2] for entry in (first, last)]
+    assert shown_by(monkeypatch, "eval", "hindsight", *at) == {versions[1]}
+    assert main(["rollback", "hindsight", "--yes", *at]) == 0
+    assert shown_by(monkeypatch, "eval", "hindsight", *at) == {versions[0]}
+    assert shown_by(monkeypatch, "eval", name, *at) == {versions[1]}
+    assert shown_by(monkeypatch, "gate", name, "hindsight", *at) == set(versions)
+
+
+def test_a_champion_without_its_run_is_evaluated_with_its_skills_and_makes_none(
+    grown, skillrl_run, monkeypatch
+):
+    champion = registry.current(grown, "hindsight")
+    assert champion is not None
+    run = grown / "runs" / skillrl_run.name
+    preset, base = str(grown / "again.toml"), run / "stages" / "base" / "final"
+    shutil.copytree(base, grown / "base")
+    shutil.copy(run / "config.toml", preset)
+    shutil.rmtree(run)
+    more = (preset, f"stage.seed.model.path={grown / 'base'}", "--home", str(grown))
+    version = champion.bank.partition("@")[2]
+    assert shown_by(monkeypatch, "eval", "hindsight", *more) == {version}
+    assert main(["eval", "hindsight", "skills.bank=none", *more]) == 2
+    assert SkillBank.names(grown) == ["calls"]
+
+
+def test_a_held_night_that_a_person_promotes_takes_its_skills_along(home, monkeypatch, capsys):
+    run = run_night(home, *SKILLRL, "gate.min_gain=1.0")
+    at, bank = ("--home", str(home)), SkillBank.open(home, "calls")
+    assert read_json(run.summary_path)["verdict"] == "hold"
+    start, grown = bank.snapshot(), read_jsonl(looks_of(run))[-1]["version"]
+    assert shown_by(monkeypatch, "eval", "hindsight", *at) == {start}
+    for _ in range(2):  # as after a kill between the weights and the skills
+        assert main(["promote", run.name, "--yes", *at]) == 0
+        champion = registry.current(home, "hindsight")
+        assert champion is not None
+        assert champion.bank == f"calls@{grown}" == f"calls@{bank.snapshot()}" != f"calls@{start}"
+    assert capsys.readouterr().err.count("the skill bank went with the weights") == 1
+
+
+def test_all_vectors_of_a_night_are_of_the_weights_that_it_started_from(home):
+    embedded = ("skills.mode=embedding", "stage.seed.trainer.lr=1e-1")
+    run = run_night(home, *SKILLRL, *embedded)
+    assert not equal_files(run.path / "start", run.stage_dir("seed") / "final")
+    seen = embedders(home)
+    assert len(seen) == 1
+    for name in ("hindsight", run.name):  # the start, as the night is held, and the result
+        assert main(["eval", name, "--home", str(home)]) == 0
+        assert embedders(home) == seen
+
+
+def embedders(home: Path) -> set[str]:
+    """Whose vectors a bank has: the name of an index begins with that."""
+    return {path.name.partition("-")[0] for path in (home / "bank" / "calls" / "index").iterdir()}
+
+
+def equal_files(one: Path, other: Path) -> bool:
+    return weights_file(one).read_bytes() == weights_file(other).read_bytes()
 
 
 def test_the_next_night_begins_with_the_skills_of_the_champion(grown):
     champion = registry.current(grown, "hindsight")
     run = run_night(grown, *SKILLRL[:4], "skills.show=true", "stage.seed.analyst.name=")
     assert champion is not None
-    assert f"calls@{read_json(run.path / 'night.json')['bank_version']}" == champion.bank
+    versions = read_json(run.path / "night.json")["bank_versions"]
+    assert [f"{name}@{version}" for name, version in versions.items()] == [champion.bank]
     assert all(r.skill_ids for r in rollouts_of(run))
 
 

@@ -42,6 +42,8 @@ SEED = (*HINDSIGHT, "objective.name=seed", "objective.kl_coefficient=0")
 GRPO = ("objective.name=grpo",)
 BANK = ("skills.bank=main",)
 TURNS = ("sampling.rows=turns",)
+EMBEDDED = (*BANK, "skills.show=true", "skills.mode=embedding")
+LABELS = ("stage.s.kind=sft", "objective.name=sft", "analyst.name=rules")
 GROWING = ("skills.show=true", "skills.evolve_every=5")
 
 LEGAL = {
@@ -76,6 +78,18 @@ LEGAL = {
         *(*SEED, "analyst.name=model"),
         'analyst.writer={name="text", path="somewhere"}',
     ),
+    "SEED by a model of the hub": (
+        (*SEED, "analyst.name=model", 'analyst.writer={name="text", path="owner/model"}')
+    ),
+    "a slot without skills of turns": (
+        *(*SEED, *TURNS, "view.scope=episode_step", "analyst.name=policy"),
+        *("analyst.format=slot", "skills.max_step_skills=0"),
+    ),
+    "rules need no place to write": (
+        *(*SEED, *TURNS, "view.scope=episode_step", "analyst.format=slot"),
+    ),
+    "labels in a slot": (*LABELS, "analyst.format=slot"),
+    "an embedding model of the hub": (*GRPO, *EMBEDDED, "skills.embedder=sentence:owner/m#last"),
     "OPID over turns": (
         *(*HINDSIGHT, *TURNS, "objective.name=opid", "objective.kl_coefficient=0"),
         "view.scope=episode_step",
@@ -286,6 +300,46 @@ ILLEGAL = {
     "an embedder of no kind": (
         (*GRPO, *BANK, "skills.show=true", "skills.mode=embedding", "skills.embedder=big"),
         r"skills.embedder is student, sentence:PATH, .* found 'big'",
+    ),
+    "an embedder without a path": (
+        (*GRPO, *BANK, "skills.show=true", "skills.mode=embedding", "skills.embedder=sentence:"),
+        r"skills.embedder is student, sentence:PATH, .* found 'sentence:'",
+    ),
+    "an embedding model that is not there": (
+        (*GRPO, *EMBEDDED, "skills.embedder=sentence:./nowhere#cls"),
+        r"skills.embedder: there is no folder './nowhere'; expected one that exists, or a hub name",
+    ),
+    "a model for vectors that is not there": (
+        (*GRPO, *EMBEDDED, "skills.embedder=policy:/a/b/c"),
+        r"skills.embedder: there is no folder '/a/b/c'; .*package:NAME, or a hub name",
+    ),
+    "a bank outside of its folder": (
+        (*GRPO, 'skills.bank="../x"', "skills.show=true"),
+        r"skills.bank: the name of a bank has 1 to 64 letters.* got '../x'",
+    ),
+    "labels for a bank that cannot have its name": (
+        (*LABELS, 'skills.bank="a/b"', "skills.show=true"),
+        r"skills.bank: the name of a bank has 1 to 64 letters.* got 'a/b'",
+    ),
+    "an analyst that is never asked": (
+        (*SEED, "analyst.name=policy", "analyst.attempts=0"),
+        r"analyst.attempts must be at least 1, got 0",
+    ),
+    "a slot for the skills of turns": (
+        (*SEED, *TURNS, "view.scope=episode_step", "analyst.name=policy", "analyst.format=slot"),
+        r"analyst.format = 'slot' holds one text .* view.scope = 'episode_step'.* \"json\"",
+    ),
+    "labels in a slot for the skills of turns": (
+        (*LABELS, "analyst.format=slot", "view.name=with_skill", "view.scope=step"),
+        r"analyst.format = 'slot' holds one text .* view.scope = 'step'",
+    ),
+    "a writer that is not there": (
+        (*SEED, "analyst.name=model", 'analyst.writer={name="text", path="/nowhere/w"}'),
+        r"analyst.writer.path: there is no folder '/nowhere/w'; .*stage:NAME, .*or a hub name",
+    ),
+    "a writer's adapter that is not there": (
+        (*SEED, "analyst.name=model", 'analyst.writer={name="text", adapter="a/b"}'),
+        r"analyst.writer.adapter: there is no folder 'a/b'; expected .*exists, or stage:NAME$",
     ),
     "first skills that are not packaged": (
         (*GRPO, *BANK, "skills.show=true", "skills.start=package:none.jsonl"),

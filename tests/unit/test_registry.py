@@ -11,6 +11,9 @@ from distill.errors import CheckpointError, ConfigError, EvalError
 from distill.rundir import append_jsonl, digest_file, read_jsonl, write_json
 from distill.types import CheckpointRef, Decision, DomainResult, Verdict
 from flows import registry
+from flows.cli import main
+from skill_nights import order_skill
+from skills.bank import SkillBank
 
 
 def weights(folder: Path, content: str) -> CheckpointRef:
@@ -194,3 +197,66 @@ def test_a_champion_whose_weights_are_gone_is_an_error_with_the_way_out(
     with pytest.raises(CheckpointError, match="distill rollback toy --yes"):
         registry.current(tmp_path, "toy")
     assert registry.rollback(tmp_path, "toy").to_digest == line[1].digest
+
+
+# -- the skills that belong to the weights ---------------------------------------------------------
+
+
+@pytest.fixture
+def with_bank(tmp_path: Path) -> SkillBank:
+    """Three champions, each with a version of the bank `calls`; the last one is active."""
+    bank = SkillBank.create(tmp_path, "calls")
+    for name in "abc":
+        bank.add([order_skill(name.upper(), name)])
+        ref = weights(tmp_path / name, name)
+        registry.promote(tmp_path, "toy", ref, run=name, bank=f"calls@{bank.snapshot()}")
+    return bank
+
+
+def version_of(home: Path) -> str:
+    champion = registry.current(home, "toy")
+    assert champion is not None
+    assert champion.bank is not None
+    return champion.bank
+
+
+def roll_back(home: Path, *more: str) -> None:
+    assert main(["rollback", "toy", "--yes", "--home", str(home), *more]) == 0
+
+
+def test_a_rollback_that_was_killed_before_the_bank_moved_is_finished_by_the_next(
+    tmp_path: Path, with_bank: SkillBank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third = (e.bank for e in registry.history(tmp_path, "toy"))
+    registry.rollback(tmp_path, "toy")
+    assert version_of(tmp_path) == second
+    assert f"calls@{with_bank.snapshot()}" == third
+    roll_back(tmp_path)
+    assert "interrupted" in capsys.readouterr().err
+    assert version_of(tmp_path) == second == f"calls@{with_bank.snapshot()}"
+    roll_back(tmp_path)
+    assert version_of(tmp_path) == first == f"calls@{with_bank.snapshot()}"
+    assert "interrupted" not in capsys.readouterr().err
+
+
+def test_repeating_a_rollback_to_a_champion_takes_the_bank_there(
+    tmp_path: Path, with_bank: SkillBank
+) -> None:
+    digest = registry.history(tmp_path, "toy")[0].to_digest
+    registry.rollback(tmp_path, "toy", digest)
+    roll_back(tmp_path, "--to", digest)
+    ops = with_bank.history()
+    roll_back(tmp_path, "--to", digest)
+    assert with_bank.history() == ops
+    assert version_of(tmp_path) == f"calls@{with_bank.snapshot()}"
+
+
+def test_a_bank_that_a_person_moved_after_a_rollback_does_not_stop_the_next_one(
+    tmp_path: Path, with_bank: SkillBank
+) -> None:
+    third = with_bank.snapshot()
+    roll_back(tmp_path)
+    with_bank.rollback(third, actor="somebody")
+    roll_back(tmp_path)
+    first = registry.history(tmp_path, "toy")[0]
+    assert version_of(tmp_path) == first.bank == f"calls@{with_bank.snapshot()}"

@@ -18,7 +18,7 @@ from distill.sections import SkillsSection
 from distill.tokens import Chat
 from distill.types import Rollout, Task, TeacherView
 from evals.envs.table import Jsonl
-from flows.acting import SkillPrompts, category_of, first_of, render_options
+from flows.acting import SkillPrompts, first_of, render_options
 from flows.cli import main
 from flows.skills_showing import retriever_of
 from helpers import make_rollout
@@ -26,6 +26,7 @@ from skill_nights import CHAT, WORLD, active_bank, order_skill, right_order, scr
 from skills.hindsight.analysts import written
 from skills.hindsight.episodes import episodes_of
 from skills.hindsight.rule_analyst import RuleAnalyst
+from skills.hindsight.to_items import category_of
 from skills.items import SkillItem
 from teachers.skill_view import WithSkill
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from distill.rows import trajectories
 from distill.segments import Segments
 from distill.types import Note, Rollout, Task
 from flows.evolving import StageBank
-from flows.keeping import Kept, Learned, close_stage, keep, read_learned
+from flows.keeping import Kept, Learned, _read, close_stage, keep, read_learned
 from skill_nights import (
     CHAT,
     RIGHT,
@@ -24,6 +27,8 @@ from skill_nights import (
     seen_in,
     texts,
 )
+from skills.bank import SkillBank
+from skills.change import Change
 from skills.check import verify
 from skills.hindsight.analysts import Analyst, Selected, written
 from skills.hindsight.episodes import episodes_of
@@ -124,6 +129,26 @@ def test_sightings_of_several_steps_are_united(tmp_path):
     assert keep(stage, tasks_of=tasks_of, last_step=2, reason="r").added == found.added
 
 
+def test_the_attempts_of_a_stage_are_read_one_step_at_a_time(tmp_path):
+    stage = held(tmp_path, *KEEPING)
+    rows, notes = attempts(SUCCESSES, samples=8)
+
+    def peak() -> int:
+        tracemalloc.start()
+        items, _ = _read(stage, tasks_of, 8)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert items
+        return size
+
+    store(stage.folder, rows, notes, 1)
+    peak()  # what is imported on first use
+    alone = peak()
+    for step in range(2, 9):
+        store(stage.folder, rows, notes, step)
+    assert peak() < 2 * alone
+
+
 def test_keeping_a_second_time_changes_nothing_and_says_the_same(tmp_path):
     stage = held(tmp_path, *KEEPING)
     rows, notes = attempts(SUCCESSES)
@@ -132,6 +157,57 @@ def test_keeping_a_second_time_changes_nothing_and_says_the_same(tmp_path):
     ops = stage.bank.history()
     assert kept_by(held(tmp_path, *KEEPING)) == first
     assert stage.bank.history() == ops
+
+
+class Contended(SkillBank):
+    """A bank that another night changes as soon as the lock is free."""
+
+    @contextmanager
+    def change(self, **more: Any) -> Iterator[Change]:
+        with super().change(**more) as change:
+            yield change
+        with SkillBank(self.path).change(actor="night") as other:
+            other.add([order_skill("K", "ea")], reason="look of step 9, night-2, 0/2/seed, n2")
+
+
+def test_a_version_is_that_of_ones_own_change_whatever_another_night_does_next(tmp_path):
+    SkillBank.create(tmp_path, "calls")
+    stage = held(tmp_path, *KEEPING, bank=Contended(tmp_path / "bank" / "calls"))
+    store(stage.folder, *attempts(SUCCESSES))
+    found = kept_by(stage)
+    assert {row.id for row in stage.bank.rows(version=found.version)} == set(found.added)
+    assert found.version != stage.bank.snapshot()
+    home = tmp_path / "grows"
+    SkillBank.create(home, "calls")
+    growing = held(home, *GROWING, bank=Contended(home / "bank" / "calls"))
+    growing.look_if_due(2)
+    _, own, other = activated(growing.bank)
+    assert growing.looks[-1].version == own != other
+
+
+def activated(bank: SkillBank) -> list[str]:
+    """Every version that was the active one, oldest first."""
+    return [str(op.version) for op in bank.history() if op.op == "ACTIVATE"]
+
+
+def test_a_new_run_with_the_name_of_a_deleted_one_keeps_and_looks_for_itself(tmp_path):
+    for night in ("n1", "n2"):
+        stage = held(tmp_path, *GROWING, night=night, folder=tmp_path / night)
+        store(stage.folder, *attempts(SUCCESSES))
+        stage.look_if_due(2)
+        assert stage.looks[-1].added
+        assert kept_by(stage).version == stage.bank.snapshot()
+        again = held(tmp_path, *GROWING, night=night, folder=tmp_path / f"{night}-again")
+        store(again.folder, *attempts(SUCCESSES))
+        ops = stage.bank.history()
+        again.look_if_due(2)
+        found, own = again.looks[-1], stage.looks[-1]
+        assert (found.version, found.added) == (own.version, own.added), "as a resume finds it"
+        kept_by(again)
+        assert stage.bank.history() == ops
+        with stage.bank.change() as change:
+            for item in change.items():
+                change.remove(item.id)
 
 
 def test_waiting_skills_are_counted_the_same_a_second_time(tmp_path):
