@@ -10,8 +10,10 @@ again. An incomplete last line is what a kill leaves and is ignored.
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +21,12 @@ from distill.errors import DataError
 from distill.rundir import clear_disk_errors, from_json, read_jsonl
 from distill.types import Rollout
 
+logger = logging.getLogger(__name__)
+
 R = TypeVar("R")
+
+_HEAD = re.compile(rb'\{"step":(\d+),"name":"(\w+)",')
+"""How `Segments` begins a line: enough to find it again without reading its rows."""
 
 
 class Segments:
@@ -68,14 +75,78 @@ class Segments:
             self._file.close()
 
 
-def stored(folder: Path, name: str, kind: type[R]) -> dict[int, list[R]]:
-    """Every artefact of one name that a stage has stored, by step; of a repeated step the last."""
-    found: dict[int, list[R]] = {}
-    for path in sorted((folder / "segments").glob("*.jsonl")):
-        for line in read_jsonl(path):
-            if line["name"] == name:
-                found[line["step"]] = [_unpack(kind, row, path) for row in line["rows"]]
-    return found
+class Stored(Mapping[int, list[R]]):
+    """Step -> artefacts of one name, read from the disk whenever a step is asked for.
+
+    Of a repeated step the last counts. A stage may have stored more than fits into memory (66 bytes
+    per token once it is read), so walk through the steps, which come in ascending order, and keep
+    none. DataError for a line that cannot be read.
+    """
+
+    def __init__(self, folder: Path, name: str, kind: type[R]) -> None:
+        self._kind = kind
+        found: dict[int, tuple[Path, int]] = {}
+        for path in sorted((folder / "segments").glob("*.jsonl")):
+            for offset, step, written in _heads(path):
+                if written == name:
+                    found[step] = path, offset
+        self._places = dict(sorted(found.items()))
+
+    def __getitem__(self, step: int) -> list[R]:
+        path, offset = self._places[step]
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                line = file.readline()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        return [_unpack(self._kind, row, path) for row in _parsed(line, path, offset)["rows"]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def stored(folder: Path, name: str, kind: type[R]) -> Stored[R]:
+    """Every artefact of one name that a stage has stored, by step."""
+    return Stored(folder, name, kind)
+
+
+def _heads(path: Path) -> Iterator[tuple[int, int, str]]:
+    """Offset, step and name of every line. An incomplete last one is dropped with a warning."""
+    try:
+        with path.open("rb") as file:
+            offset = 0
+            for line in file:
+                head = _HEAD.match(line) if line.endswith(b"\n") else None
+                if head is not None:
+                    yield offset, int(head[1]), head[2].decode()
+                elif line.strip():
+                    try:
+                        known = _parsed(line, path, offset)
+                    except DataError:
+                        if line.endswith(b"\n"):
+                            raise
+                        logger.warning("%s: dropped the incomplete last line", path)
+                        return
+                    yield offset, known["step"], known["name"]
+                offset += len(line)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _parsed(line: bytes, path: Path, offset: int) -> dict[str, Any]:
+    try:
+        known: dict[str, Any] = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, byte {offset}: not a line of valid JSON: {error}") from error
+    return known
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} cannot be read: {error.strerror}")
 
 
 def _pack(record: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def close_stage(
 ) -> None:
     """Write `learned.json`; before that, let the bank keep what [skills] says."""
     rate = ValidRate()
-    for step, notes in sorted(stored(folder, "notes", Note).items()):
+    for step, notes in stored(folder, "notes", Note).items():
         rate = rate.add(notes) if step <= last_step else rate
     asked = rate.num_asked > 0
     least = config.skills.min_valid_rate

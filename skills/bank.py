@@ -23,7 +23,7 @@ from distill.errors import ConfigError, SkillBankError
 from distill.lock import Lock
 from distill.rundir import now, staged_dir, write_json
 from distill.tables import did_you_mean
-from skills.change import Change, unknown
+from skills.change import Change, check_text, unknown
 from skills.intake import AddOptions, Outcome
 from skills.items import SkillItem, Status
 from skills.lexical import lexical_search
@@ -65,6 +65,7 @@ class SkillBank:
         cls, home: Path, name: str, *, capacity: int = CAPACITY, actor: str = "distill"
     ) -> SkillBank:
         """A new, empty bank. ConfigError for a bad name or one that is taken."""
+        check_text(actor, "an actor")
         path = _folder(home, name)
         if path.exists():
             raise ConfigError(f"there is a bank {name!r} already in {home / 'bank'}")

@@ -34,6 +34,8 @@ from skills.safety import inspect, is_quarantined, risk_of
 from skills.utility import next_id
 from skills.versions import Row, Store, Tombstone, Version, row_of
 
+TEXTS = ("id", "title", "category", "principle", "when_to_apply", "body", "avoid")
+
 _ID = re.compile(r"[^\s/\\\x00-\x1f\x7f]{1,128}")
 
 
@@ -41,6 +43,7 @@ class Change:
     """The bank as it will be. Made by `SkillBank.change`."""
 
     def __init__(self, store: Store, base: Version, *, actor: str, capacity: int) -> None:
+        check_text(actor, "an actor")
         self.store = store
         self.base = base
         self.actor = actor
@@ -83,10 +86,11 @@ class Change:
         """Take skills in: check, find repeats, store or merge. One outcome each, in order.
 
         The same call again changes nothing more."""
-        return take_in(self, list(items), options or AddOptions(), reason)
+        return take_in(self, [_checked(i) for i in items], options or AddOptions(), reason)
 
     def insert(self, item: SkillItem, *, reason: str = "") -> None:
         """Store a new skill under its id without further questions."""
+        _checked(item)
         if item.id in self.rows:
             raise ConfigError(f"there is a skill {item.id!r} already; edit or merge it")
         if not _ID.fullmatch(item.id):
@@ -106,7 +110,7 @@ class Change:
     ) -> SkillItem:
         """Replace the skill with this id by `item`; returns what is stored now. Suspicious text
         goes to quarantine; status, credit and safety are not for editing."""
-        old = self.get(item.id)
+        old = self.get(_checked(item).id)
         if old.status == "retired":
             raise ConfigError(f"skill {item.id!r} is retired; restore it before editing it")
         new = replace(
@@ -287,6 +291,7 @@ class Change:
     def go_back(self, version_id: str, target: Version, *, reason: str = "") -> list[str]:
         """Become an earlier version. A skill that was retired since, or whose text was, stays
         retired; returns those ids."""
+        check_text(reason, "a reason")
         self._log("ROLLBACK", reason, version=version_id)
         out = {row.id for row in self.rows.values() if row.status == "retired"}
         self.rows = dict(target.rows)
@@ -309,6 +314,7 @@ class Change:
         other: str | None = None,
         content: str | None = None,
     ) -> None:
+        check_text(reason, "a reason")
         data = encode(item)
         sha = digest_bytes(data)
         before = self.rows.get(item.id)
@@ -319,6 +325,7 @@ class Change:
         self._log(op, reason, item=item.id, before=old, after=sha, other=other, content=content)
 
     def _drop(self, op: OpName, skill_id: str, reason: str) -> None:
+        check_text(reason, "a reason")
         self._log(op, reason, item=skill_id, before=self.rows.pop(skill_id).item)
 
     def _log(self, op: OpName, reason: str, **what: str | None) -> None:
@@ -347,3 +354,25 @@ def unknown(skill_id: str, known: Iterable[str]) -> ConfigError:
 def _need(reason: str, what: str) -> None:
     if not reason.strip():
         raise ConfigError(f"{what} a skill needs a reason; it is kept in the history")
+    check_text(reason, "a reason")
+
+
+def _checked(item: SkillItem) -> SkillItem:
+    """Itself. ConfigError when a text of it is no valid Unicode, so that it has no content hash."""
+    for name in TEXTS:
+        check_text(getattr(item, name), f"the {name} of a skill")
+    for text in (item.scope.env, *item.scope.tools, *item.scope.models):
+        check_text(text, "the scope of a skill")
+    return item
+
+
+def check_text(text: str, what: str) -> None:
+    """ConfigError for what no file in UTF-8 can hold, such as bytes of another encoding that came
+    from a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{what} must be valid Unicode text, found {text[:60]!a} (at character "
+            f"{error.start}); write it in UTF-8"
+        ) from None

@@ -7,7 +7,8 @@
 
 A game is made from its kind, level and number (its seed) and nothing else is kept of it. The
 number stands in the prompt, so that no two games share one, and decides the split. Games live in
-a child process (see `textworld_worker`); textworld is never imported here.
+a child process (see `textworld_worker`) that all environments of a program share; textworld is
+never imported here.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from distill.errors import ConfigError, DataError, MissingExtra
 from distill.types import SPLITS, Message, Split, Task, task_id
 from evals.envs.base import LazyTasks, split_of
 from evals.envs.textworld_episode import GameEpisode, shown
-from evals.envs.textworld_process import FEATURE, GameProcess
+from evals.envs.textworld_process import FEATURE, GameProcess, Lease
 
 LEVELS = {"coin_collector": 300, "treasure_hunter": 30, "cooking": 5}
 """Kind -> highest level. Coin: a walk of (level - 1) % 100 + 1 rooms, from 101 with a dead end
@@ -116,7 +117,8 @@ class TextWorldEnv:
         return LazyTasks(size * len(self.games), lambda index: self._task(split, index))
 
     def start(self, task: Task) -> GameEpisode:
-        """A fresh game. Raises EngineError when the worker fails, DataError for a foreign task."""
+        """A fresh game. DataError for a foreign task, EngineError when no worker can be started or
+        the game not be made, GameLost when the worker fails at this game."""
         if task.env != self.name:
             raise DataError(f"task {task.id} belongs to {task.env!r}, expected {self.name!r}")
         game = Game(task.meta["kind"], task.meta["level"], task.meta["seed"])
@@ -124,38 +126,34 @@ class TextWorldEnv:
             task,
             self._process,
             game._asdict(),
-            walk_length=len(self._made(game)["walk"]),
+            walk_length=len(self._process.make(game._asdict())["walk"]),
             options=self,
         )
 
     def close(self) -> None:
-        """End the worker; it also ends with this object or with the program."""
-        self._process.close()
+        """End the worker unless other environments use it; it also ends with the program."""
+        lease: Lease | None = self.__dict__.pop("_lease", None)
+        if lease is not None:
+            lease.close()
 
     @cached_property
+    def _lease(self) -> Lease:
+        return Lease(self.timeout)
+
+    @property
     def _process(self) -> GameProcess:
-        return GameProcess(timeout=self.timeout)
+        return self._lease.process
 
     @cached_property
     def _pools(self) -> dict[tuple[str, Split], _Pool]:
         return {}
-
-    @cached_property
-    def _known(self) -> dict[Game, dict[str, Any]]:
-        return {}
-
-    def _made(self, game: Game) -> dict[str, Any]:
-        """First view, goal, winning walk and route of a game, asked for once."""
-        if game not in self._known:
-            self._known[game] = self._process.ask("make", **game._asdict())
-        return self._known[game]
 
     def _task(self, split: Split, index: int) -> Task:
         position, turn = divmod(index, len(self.games))
         entry = self.games[turn]
         pool = self._pools.setdefault((entry, split), _Pool(self, entry, split))
         game = pool.game(position)
-        made = self._made(game)
+        made = self._process.make(game._asdict())
         opening = f"Game {game.seed}. Goal: {made['route'] if self.route else made['goal']}"
         prompt = (
             Message(role="system", content=SYSTEM.format(steps=self.max_steps)),

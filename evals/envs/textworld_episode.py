@@ -86,7 +86,7 @@ class GameEpisode:
         return () if self._over else tuple(self._view["commands"])
 
     def reply(self, text: str) -> Turn:
-        """Play one command. Raises EngineError when the worker is gone."""
+        """Play one command. Raises GameLost when the worker is gone."""
         if self._over:
             raise DataError(f"the episode of task {self._task.id} is over; start a new one")
         before = f"{self._task.id}:{shown(self._view, self._options, self._used)}"

@@ -1,8 +1,13 @@
-"""The parent's side of the TextWorld worker: starts it, asks it, and never leaves it behind."""
+"""The parent's side of the TextWorld worker: starts it, asks it, and never leaves it behind.
+
+All environments of a program share one worker, as making a game takes up to seconds and what a
+worker makes depends on the game alone.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import shutil
@@ -13,16 +18,23 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from distill.errors import EngineError, MissingExtra
+
+logger = logging.getLogger(__name__)
 
 FEATURE = "data.name='textworld'"
 PATIENCE = 2.0
 """Seconds that a worker gets to end by itself."""
 
 _ROOT = Path(__file__).resolve().parents[2]
+
+
+class GameLost(RuntimeError):
+    """One game cannot go on, as its worker died, hung or refused; other games still can."""
 
 
 class _Child:
@@ -105,6 +117,7 @@ class GameProcess:
         self._timeout = timeout
         self._child: _Child | None = None
         self._lock = threading.Lock()
+        self._made: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._asked = 0
         self._slots = 0
         self._left: deque[tuple[int, int]] = deque()
@@ -115,15 +128,31 @@ class GameProcess:
         """The process id of the running worker; None when there is none."""
         return self._child.process.pid if self._child else None
 
+    def make(self, game: Mapping[str, Any]) -> dict[str, Any]:
+        """First view, goal, winning walk and route of a game, asked for once.
+
+        EngineError when the worker cannot be started or cannot make the game.
+        """
+        key = tuple(game.values())
+        if key not in self._made:
+            try:
+                self._made[key] = self.ask("make", **game)
+            except GameLost as error:
+                raise EngineError(str(error)) from error
+        return self._made[key]
+
     def ask(self, op: str, *, generation: int | None = None, **fields: Any) -> Any:
-        """The worker's answer. EngineError when it fails, hangs or has died."""
+        """The worker's answer. `generation` is that of a game which only its own worker knows.
+
+        GameLost when it refuses, hangs or has died, EngineError when it cannot be started.
+        """
         with self._lock:
-            if self._child is None:
-                self._start()
-            if generation not in (None, self.generation):
-                raise EngineError(
-                    "the TextWorld worker that held this game has ended and another has taken its "
-                    "place; start a new episode"
+            if generation is None:
+                self._ensure()
+            elif self._child is None or generation != self.generation:
+                raise GameLost(
+                    "the TextWorld worker that held this game has ended, and the game with it; "
+                    "the next episode starts a new worker"
                 )
             slots = [slot for era, slot in self._drain() if era == self.generation]
             if slots:
@@ -142,6 +171,10 @@ class GameProcess:
 
     def close(self) -> None:
         """End the worker. The next question would start another."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
         if self._child is not None:
             self._child.end()
             self._child = None
@@ -149,12 +182,27 @@ class GameProcess:
     def _drain(self) -> list[tuple[int, int]]:
         return [self._left.popleft() for _ in range(len(self._left))]
 
-    def _start(self) -> None:
+    def _ensure(self) -> None:
+        """Start a worker unless one is running. EngineError when it does not come up."""
+        if self._child is not None and self._child.process.poll() is not None:
+            code, words = self._child.process.returncode, self._child.last_words()
+            logger.warning(
+                "the TextWorld worker ended with exit code %s while nobody asked it (its last "
+                "words: %s); a new one is started, games in progress are lost",
+                code,
+                words,
+            )
+            self._end()
+        if self._child is not None:
+            return
         self._child = child = _Child()
         self.generation += 1
-        ready = self._receive(child, "start")
+        try:
+            ready = self._receive(child, "start")
+        except GameLost as error:
+            raise EngineError(str(error)) from error
         if "missing" in ready:
-            self.close()
+            self._end()
             raise MissingExtra.of(
                 ready["missing"], extra="textworld", feature=FEATURE
             ) from ImportError(ready["error"])
@@ -169,13 +217,13 @@ class GameProcess:
             raise self._died(child, request["op"]) from None
         answer = self._receive(child, request["op"])
         if answer["id"] != self._asked:
-            self.close()
-            raise EngineError(
+            self._end()
+            raise GameLost(
                 f"the TextWorld worker answered question {answer['id']} when {self._asked} was "
                 "asked; it was ended, start a new episode"
             )
         if "error" in answer:
-            raise EngineError(
+            raise GameLost(
                 f"the TextWorld worker could not {request['op']} {_named(request)}: "
                 f"{answer['error']}; if this game cannot be made, choose another data.seed or level"
             )
@@ -187,8 +235,8 @@ class GameProcess:
         except TimeoutError:
             child.process.kill()
             words = child.last_words()
-            self.close()
-            raise EngineError(
+            self._end()
+            raise GameLost(
                 f"the TextWorld worker gave no answer to {op!r} within {self._timeout:g} s and was "
                 f"ended (its last words: {words}); raise data.timeout or choose a lower level"
             ) from None
@@ -196,18 +244,50 @@ class GameProcess:
             raise self._died(child, op)
         return answer
 
-    def _died(self, child: _Child, op: str) -> EngineError:
+    def _died(self, child: _Child, op: str) -> GameLost:
         try:
             code = child.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             child.process.kill()
             code = child.process.wait()
         words = child.last_words()
-        self.close()
-        return EngineError(
+        self._end()
+        return GameLost(
             f"the TextWorld worker ended with exit code {code} during {op!r} (its last words: "
             f"{words}); games in progress are lost, the next episode starts a new worker"
         )
+
+
+class Lease:
+    """One environment's use of the worker that all environments of this program share.
+
+    Nothing but `timeout` makes a difference to a worker, so equal ones are the same. It ends when
+    the last lease is closed, else with the program: environments that are made one after the other
+    find the games that the first one made.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._key = os.getpid(), timeout  # a fork must not talk over its parent's pipes
+        with _SHARING:
+            self.process = _SHARED.setdefault(self._key, GameProcess(timeout=timeout))
+            _LEASES.setdefault(self.process, weakref.WeakSet()).add(self)
+
+    def close(self) -> None:
+        """End the worker unless another environment still uses it."""
+        with _SHARING:
+            leases = _LEASES.get(self.process)
+            if leases is None:
+                return
+            leases.discard(self)
+            if leases:
+                return
+            del _LEASES[self.process], _SHARED[self._key]
+        self.process.close()
+
+
+_SHARING = threading.Lock()
+_SHARED: dict[tuple[int, float], GameProcess] = {}
+_LEASES: dict[GameProcess, weakref.WeakSet[Lease]] = {}
 
 
 def _named(request: dict[str, Any]) -> str:

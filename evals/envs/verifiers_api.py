@@ -20,16 +20,20 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from types import SimpleNamespace
 from typing import Any, cast
 
-from distill.errors import ConfigError, EvalError
+from distill.errors import ConfigError, EngineError, EvalError
 
 Row = Mapping[str, Any]
 """A row of the environment's dataset: prompt, and as it has them answer, info, task, example_id."""
 
 MODEL = "student"
+
+PATIENCE = 2.0
+"""Seconds that an event loop has to do nothing in before it counts as blocked."""
 
 
 class Loop:
@@ -40,10 +44,18 @@ class Loop:
         thread = threading.Thread(target=loop.run_forever, name="verifiers-loop", daemon=True)
         thread.start()
         self._loop = loop
+        self._probe: Future[None] | None = None
         self.close = weakref.finalize(self, _stop, loop, thread)
 
     def run(self, work: Coroutine[Any, Any, Any], *, seconds: float, what: str) -> Any:
-        """The result of `work`. TimeoutError, which fails one attempt, after `seconds`."""
+        """The result of `work`. TimeoutError, which fails one attempt, after `seconds`.
+
+        EngineError when work that never awaits holds the loop, so that no attempt can go on; at
+        once while the loop is still held.
+        """
+        if self._probe is not None and not self._probe.done():
+            work.close()
+            raise _blocked(what)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(seconds)
@@ -51,9 +63,27 @@ class Loop:
             if future.done():
                 raise  # the environment's own
             future.cancel()
+            self._check(what)
             raise TimeoutError(
                 f"{what} did not finish within {seconds:g} s; raise data.timeout"
             ) from None
+
+    def _check(self, what: str) -> None:
+        """EngineError when the loop does not even get round to doing nothing."""
+        self._probe = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop)
+        try:
+            self._probe.result(PATIENCE)
+        except FutureTimeout:
+            raise _blocked(what) from None
+
+
+def _blocked(what: str) -> EngineError:
+    return EngineError(
+        f"{what} blocks the event loop in which all its attempts run: some method works or waits "
+        "without 'await' (time.sleep, requests, a long computation); expected asyncio.sleep, an "
+        "async client or asyncio.to_thread there. Change the environment, or raise data.timeout if "
+        "it is only slow"
+    )
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

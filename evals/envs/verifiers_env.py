@@ -176,7 +176,10 @@ class VerifiersEnv:
 
 
 class VerifiersEpisode:
-    """One attempt. What the environment raises is raised here and fails this attempt alone."""
+    """One attempt. What the environment raises is raised here and fails this attempt alone.
+
+    To be closed when nobody will ask for its reward, so that sandboxes and the like are given back.
+    """
 
     def __init__(self, task: Task, row: Row, driver: Driver, loop: Loop, timeout: float) -> None:
         self._task = task
@@ -185,11 +188,12 @@ class VerifiersEpisode:
         self._timeout = timeout
         self._attempt = Attempt(row)
         self._begun = False
+        self._closed = False
         self._reward: Reward | None = None
 
     def reply(self, text: str) -> Turn:
         """Hand the words over. The last turn earns what the rubric says of the attempt."""
-        if self._reward is not None:
+        if self._reward is not None or self._closed:
             raise DataError(f"the attempt at task {self._task.id} is over; start a new one")
         if not self._begun:
             self._begin()
@@ -204,10 +208,21 @@ class VerifiersEpisode:
         """What the rubric says, with its metrics as `parts`; an attempt that was cut is scored."""
         if not self._begun:
             raise DataError(f"task {self._task.id} has no reward before its first reply")
+        if self._closed and self._reward is None:
+            raise DataError(
+                f"the attempt at task {self._task.id} was closed before anybody asked for its "
+                "reward; ask first, or start a new one"
+            )
         if self._reward is None:
             value, parts = self._run(self._driver.score(self._attempt))
             self._reward = Reward(value=value, parts=parts)
         return self._reward
+
+    def close(self) -> None:
+        """Clean up after an attempt that was cut before its end; nothing to do for any other."""
+        if not self._closed and self._attempt.state is not None and self._reward is None:
+            self._abandon()
+        self._closed = True
 
     def _begin(self) -> None:
         self._run(self._driver.begin(self._attempt))
@@ -226,8 +241,13 @@ class VerifiersEpisode:
         except DistillError:
             raise
         except Exception:
-            self._loop.run(self._driver.abandon(self._attempt), seconds=self._timeout, what=what)
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        self._closed = True
+        what = f"the cleaning up of the verifiers environment of task {self._task.id}"
+        self._loop.run(self._driver.abandon(self._attempt), seconds=self._timeout, what=what)
 
     def _key(self) -> str:
         """What the student last read, which names the state as far as it can see it."""

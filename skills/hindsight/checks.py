@@ -156,6 +156,10 @@ def _stated(text: str, task: Task) -> str:
     return _first(f.text for f in found if f.check == "leak")
 
 
+Gram = tuple[str, ...]
+"""Words that stand one after the other."""
+
+
 class _Timeline:
     """The words of an episode in the order in which they became known."""
 
@@ -168,20 +172,25 @@ class _Timeline:
 
     def foresight(self, text: str, step: int, ngram: int) -> str:
         """Words of later observations in the skill of a step that nobody had read by then."""
-        words = _words(fold(text))
+        skill = _Run(text)
+        news: dict[int, set[Gram]] = {}
         for told in (*self._seen[step + 1 :], *self._after):
             size = min(ngram, len(told.words))
             if size < min(SHORTEST, ngram) or len("".join(told.words)) < MIN_ANSWER:
                 continue
-            for start in range(len(words) - size + 1):
-                gram = words[start : start + size]
-                if told.has(gram) and not self._was_known(gram, step):
-                    return f"it quotes {size} words in a row of what was seen after step {step}"
+            if size not in news:
+                news[size] = self._news(skill, step, size)
+            if news[size] and not news[size].isdisjoint(told.grams(size)):
+                return f"it quotes {size} words in a row of what was seen after step {step}"
         return ""
 
-    def _was_known(self, gram: list[str], step: int) -> bool:
-        known = (*self._task, *self._seen[: step + 1], *self._said[: step + 1])
-        return any(run.has(gram) for run in known)
+    def _news(self, skill: _Run, step: int, size: int) -> set[Gram]:
+        """The `size` words in a row of a skill that nobody had read by this step."""
+        new = set(skill.grams(size))
+        for run in (*self._task, *self._seen[: step + 1], *self._said[: step + 1]):
+            if new:
+                new -= new & run.grams(size)
+        return new
 
 
 class _Run:
@@ -189,15 +198,17 @@ class _Run:
 
     def __init__(self, text: str) -> None:
         self.words = _words(fold(text))
-        self._distinct = frozenset(self.words)
+        self._grams: dict[int, frozenset[Gram]] = {}
 
-    def has(self, gram: list[str]) -> bool:
-        """Whether these words stand in the text, one after the other."""
-        if not self._distinct.issuperset(gram):
-            return False
-        size = len(gram)
-        ends = range(len(self.words) - size + 1)
-        return any(self.words[i] == gram[0] and self.words[i : i + size] == gram for i in ends)
+    def grams(self, size: int) -> frozenset[Gram]:
+        """Every `size` words that stand in the text one after the other.
+
+        As a set, made once: a text that repeats itself must not cost more than another.
+        """
+        if size not in self._grams:
+            shifted = (self.words[start:] for start in range(size))
+            self._grams[size] = frozenset(zip(*shifted, strict=False))
+        return self._grams[size]
 
 
 def _words(text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from distill.models import checkpoint_ref, load_model, load_trained_weights, new
 from distill.objectives import SFT
 from distill.policy import AdapterSpec, Policy
 from distill.sampler import EPOCH_LIMIT, TaskSampler
-from distill.segments import Segments
+from distill.segments import Segments, stored
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Rollout, Scores
 from helpers import INFO, make_chat, make_model, make_policy, random_rollouts
@@ -228,6 +229,64 @@ def test_an_unfinished_line_of_a_killed_writer_is_made_again(tmp_path):
     again.at(2)("rollouts", Rollout, lambda: calls.append(2) or rollouts)
     assert calls == [2]
     again.close()
+
+
+def test_what_is_stored_is_found_by_step_the_last_of_a_repeated_one(tmp_path):
+    first, second = random_rollouts(seed=1), random_rollouts(seed=2)
+    segments = Segments(tmp_path, 1)
+    for step in (1, 2, 3):
+        segments.at(step)("rollouts", Rollout, lambda: first)
+        segments.at(step)("teacher", Scores, lambda: [])
+    segments.close()
+    (path,) = (tmp_path / "segments").glob("*.jsonl")
+    path.write_bytes(path.read_bytes()[:-10])  # what a kill leaves
+    again = Segments(tmp_path, 4)
+    again._path.write_text(' {"name": "teacher", "step": 5, "rows": []}\n')  # written by hand
+    again.close()
+    for step in (3, 2):
+        later = Segments(tmp_path, 9)
+        later.at(step)("rollouts", Rollout, lambda: second)
+        later.close()
+    assert dict(stored(tmp_path, "rollouts", Rollout)) == {1: first, 2: second, 3: second}
+    assert dict(stored(tmp_path, "teacher", Scores)) == {1: [], 2: [], 5: []}
+    assert list(stored(tmp_path, "rollouts", Rollout)) == [1, 2, 3]
+    assert not stored(tmp_path, "notes", Rollout)
+    assert not stored(tmp_path / "none", "rollouts", Rollout)
+
+
+def test_a_broken_line_of_a_segment_is_an_error_with_its_place(tmp_path):
+    (tmp_path / "segments").mkdir()
+    path = tmp_path / "segments" / "000001-1.jsonl"
+    path.write_text(
+        '{"step":1,"name":"rollouts","rows":[\n{"step":2,"name":"rollouts","rows":[]}\n'
+    )
+    found = stored(tmp_path, "rollouts", Rollout)
+    assert found[2] == []
+    with pytest.raises(DataError, match=r"000001-1.jsonl, byte 0: not a line of valid JSON"):
+        found[1]
+    path.write_text("nonsense\n")
+    with pytest.raises(DataError, match=r"000001-1.jsonl, byte 0"):
+        stored(tmp_path, "rollouts", Rollout)
+
+
+def test_walking_through_the_steps_of_a_stage_holds_one_at_a_time(tmp_path):
+    rows = random_rollouts(count=300)
+
+    def peak(steps: int) -> int:
+        folder = tmp_path / str(steps)
+        segments = Segments(folder, 1)
+        for step in range(1, steps + 1):
+            segments.at(step)("rollouts", Rollout, lambda: rows)
+        segments.close()
+        tracemalloc.start()
+        found = stored(folder, "rollouts", Rollout)
+        assert sum(len(found[step]) for step in found) == 300 * steps
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(1)  # what is imported on first use
+    assert peak(12) < 1.5 * peak(2)
 
 
 def test_a_finite_list_is_seen_once_per_epoch_in_an_order_of_its_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -97,6 +98,28 @@ def test_a_longer_ngram_finds_less():
     text = "say one two three four five six and stop"
     assert not leaks(text, episode, step=0)
     assert leaks(text, episode, step=0, ngram=6)
+
+
+def test_observations_that_repeat_themselves_cost_no_more_than_others():
+    seen = " ".join(["a b"] * 2000)
+    steps = tuple(Step(observation=seen, response="look", state=str(i)) for i in range(20))
+    skill = " ".join(["a a b b"] * 240)
+    begun = time.perf_counter()
+    note = check_note(make_note(step_skills={0: skill}), make_episode(steps=steps))
+    assert time.perf_counter() - begun < 2.0  # 0.05 s; it was 10 s
+    assert note.step_skills == {0: skill}
+
+
+def test_words_count_as_known_only_in_the_order_in_which_they_were_read():
+    steps = tuple(
+        Step(observation=seen, response="look", state=str(i))
+        for i, seen in enumerate(("one two three four", "four three two one, and five", "end"))
+    )
+    episode = make_episode(steps=steps, ending="")
+    text = "Say four three two one and five."
+    assert leaks(text, episode, step=0, ngram=4)
+    assert not leaks(text, episode, step=1, ngram=4)
+    assert not leaks("Say one two three four and five.", episode, step=0, ngram=4)
 
 
 def test_a_note_of_which_only_leaking_steps_are_left_is_refused():

@@ -406,6 +406,43 @@ def test_pin_retire_restore_and_rollback_are_reported_and_undone(
     ]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("edit", "gen_001", "--set", "category=pick"),
+        ("merge", "gen_001", "heat_001", "--yes"),
+        ("retire", "gen_001", "--yes"),
+        ("restore", "heat_001"),
+        ("activate", "gen_001"),
+        ("pin", "gen_001"),
+        ("rollback", "--yes"),
+    ],
+)
+def test_a_reason_that_is_no_unicode_is_refused_and_nothing_is_changed(
+    words: tuple[str, ...], bank: SkillBank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = bank.history()
+    code, _, told = run(capsys, *words, "--reason", "caf\udce9")
+    assert code == 2
+    assert "a reason must be valid Unicode text, found 'caf\\udce9' (at character 3)" in told
+    assert bank.history() == before
+
+
+def test_an_actor_or_a_text_that_is_no_unicode_is_refused(
+    bank: SkillBank, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = bank.history()
+    code, _, told = run(capsys, "edit", "gen_001", "--set", "title=\udcff")
+    assert (code, "the title of a skill must be valid Unicode" in told) == (2, True)
+    Path("f.json").write_text('{"title": "T", "principle": "Wait \\ud800."}', encoding="utf-8")
+    code, _, told = run(capsys, "add", "f.json")
+    assert (code, "the principle of a skill must be valid Unicode" in told) == (2, True)
+    monkeypatch.setenv("LOGNAME", "\udcff")
+    code, _, told = run(capsys, "pin", "gen_001")
+    assert (code, "an actor must be valid Unicode" in told) == (2, True)
+    assert bank.history() == before
+
+
 def test_validate_finds_damage_and_repairs_what_the_log_explains(
     bank: SkillBank, capsys: pytest.CaptureFixture[str]
 ) -> None:

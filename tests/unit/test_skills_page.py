@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -469,6 +470,27 @@ def test_the_command_replaces_only_its_own_pages_unless_told_to(
     assert "is a folder" in capsys.readouterr().err
     assert main(["skills", "html"]) == 0
     assert is_page((tmp_path / "main.skills.html").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("more", [[], ["--yes"]])
+def test_a_pipe_is_refused_and_not_waited_for(
+    bank: SkillBank,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    more: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.html")
+    # A writer lets a command that reads the pipe go on, so that a fault fails and does not hang.
+    writer = os.open("pipe.html", os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"x" * 5000)
+    try:
+        assert main(["skills", "html", "pipe.html", *more]) == 2
+    finally:
+        os.close(writer)
+    assert "pipe.html is no regular file" in capsys.readouterr().err
+    assert not Path("pipe.html").is_file()
 
 
 def test_a_browser_opens_only_when_asked_for(

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
-from distill.errors import ConfigError, DataError, EngineError, MissingExtra
+from distill.errors import ConfigError, DataError, DistillError, EngineError, MissingExtra
 from distill.types import Task, Turn
 from evals.envs import build_env
 from evals.envs.base import check_disjoint
 from evals.envs.textworld import Game, TextWorldEnv, lesson, owner_of
 from evals.envs.textworld_episode import GameEpisode, shown
-from evals.envs.textworld_process import GameProcess
+from evals.envs.textworld_process import GameLost, GameProcess
 from tree import ROOT
 
 needs_textworld = pytest.mark.skipif(
@@ -38,22 +38,27 @@ TREASURE = ("treasure_hunter:4",)
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[TextWorldEnv]:
-    env = TextWorldEnv(games=TREASURE, gate_size=4, max_steps=6)
+    """Its worker takes seconds to start and serves the other environments of these tests too."""
+    env = TextWorldEnv(games=TREASURE, gate_size=3, max_steps=6)
     yield env
     env.close()
 
 
-def beside(env: TextWorldEnv, **options: Any) -> TextWorldEnv:
-    """An environment with other options that asks the same worker, which takes long to start."""
-    other = replace(env, **options)
-    other.__dict__["_process"] = env._process
-    return other
+@pytest.fixture
+def light(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that start at once, as they find a textworld without games: for what is the same
+    whatever is played."""
+    package = tmp_path / "textworld"
+    package.mkdir()
+    (package / "__init__.py").write_text("def EnvInfos(**wanted): ...\n")
+    (package / "challenges.py").write_text("CHALLENGES = {}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
 def walk_of(env: TextWorldEnv, task: Task) -> list[str]:
     """The game's own winning walk, asked of the worker."""
     game = Game(task.meta["kind"], task.meta["level"], task.meta["seed"])
-    walk: list[str] = env._process.ask("make", **game._asdict())["walk"]
+    walk: list[str] = env._process.make(game._asdict())["walk"]
     return walk
 
 
@@ -63,10 +68,10 @@ def play(episode: GameEpisode, commands: list[str]) -> list[Turn]:
 
 @needs_textworld
 @pytest.mark.parametrize(
-    ("game", "number"), [("treasure_hunter:4", 3), ("coin_collector:3", 1), ("cooking:1", 1)]
+    ("game", "number"), [("treasure_hunter:4", 2), ("coin_collector:3", 1), ("cooking:1", 1)]
 )
 def test_the_games_own_winning_walks_win(env: TextWorldEnv, game: str, number: int) -> None:
-    env = beside(env, games=(game,), max_steps=10)
+    env = replace(env, games=(game,), max_steps=10)
     for task in env.tasks("train")[:number]:
         episode = env.start(task)
         walk = walk_of(env, task)
@@ -84,7 +89,7 @@ def test_the_games_own_winning_walks_win(env: TextWorldEnv, game: str, number: i
 def test_random_play_is_graded_and_its_turns_add_up_to_the_reward(env: TextWorldEnv) -> None:
     draw = random.Random(0)
     values, lost = [], 0
-    for task in list(env.tasks("gate")) * 5:
+    for task in list(env.tasks("gate")) * 7:
         episode = env.start(task)
         total = 0.0
         while episode.choices:
@@ -99,8 +104,8 @@ def test_random_play_is_graded_and_its_turns_add_up_to_the_reward(env: TextWorld
 
 @needs_textworld
 def test_step_rewards_follow_the_way_and_still_add_up(env: TextWorldEnv) -> None:
-    env = beside(env, step_rewards=True, max_steps=4)
-    for task in env.tasks("train")[:3]:
+    env = replace(env, step_rewards=True, max_steps=4)
+    for task in env.tasks("train")[:2]:
         walk = walk_of(env, task)
         won = play(env.start(task), walk)
         assert [turn.reward for turn in won] == pytest.approx([1 / len(walk)] * len(walk))
@@ -161,106 +166,128 @@ def test_equal_observations_have_one_key_and_others_another(env: TextWorldEnv) -
 
 
 @needs_textworld
-def test_two_environments_of_one_seed_play_the_same_and_end_without_a_trace(
-    env: TextWorldEnv,
+def test_environments_of_a_program_make_each_game_once_in_one_worker(
+    env: TextWorldEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = TextWorldEnv(games=TREASURE, gate_size=4, max_steps=6)
-    assert list(twin.tasks("gate")) == list(env.tasks("gate"))
-    for task in env.tasks("gate"):
+    tasks = list(env.tasks("gate"))
+    asked: list[str] = []
+    ask = GameProcess.ask
+
+    def noted(process: GameProcess, op: str, **fields: Any) -> Any:
+        asked.append(op)
+        return ask(process, op, **fields)
+
+    monkeypatch.setattr(GameProcess, "ask", noted)
+    twin = TextWorldEnv(games=TREASURE, gate_size=3, max_steps=6)
+    assert list(twin.tasks("gate")) == tasks
+    for task in tasks:
         a, b = env.start(task), twin.start(task)
         for episode in (a, b):
             draw = random.Random(task.id)
             while episode.choices:
                 episode.reply(draw.choice(episode.choices))
         assert a.reward() == b.reward()
-    child = twin._process._child
-    assert child is not None
-    pid, folder = child.process.pid, child.folder
-    assert len(list(folder.glob("treasure_hunter-4-*.json"))) == 4
-    del twin, b, episode, child
+    assert set(asked) == {"reset", "step"}
+    assert twin._process is env._process
+    assert "textworld" not in sys.modules
+
+
+@needs_textworld
+@pytest.mark.usefixtures("light")
+def test_a_worker_ends_when_the_last_environment_is_closed_and_not_before() -> None:
+    a, b, dropped = (TextWorldEnv(timeout=59.0) for _ in range(3))
+    other = TextWorldEnv(timeout=58.0)
+    assert a._process is b._process is dropped._process is not other._process
+    del dropped
     gc.collect()
-    assert not psutil.pid_exists(pid)
-    assert not folder.exists()
+    b._process.ask("close", slots=[])
+    child = b._process._child
+    assert child is not None
+    a.close()
+    a.close()
+    assert b._process.ask("close", slots=[]) == 0
+    assert child.process.poll() is None
+    b.close()
+    assert not psutil.pid_exists(child.process.pid)
+    assert not child.folder.exists()
+    assert other._process.ask("close", slots=[]) == 0
+    other.close()
 
 
 @needs_textworld
 def test_another_seed_makes_other_games(env: TextWorldEnv) -> None:
-    other = beside(env, seed=1)
+    other = replace(env, seed=1)
     assert other.tasks("gate")[0].meta["seed"] >= 1_000_000
     assert other.tasks("gate")[0].prompt != env.tasks("gate")[0].prompt
-
-
-@needs_textworld
-def test_a_worker_that_is_killed_or_hangs_is_a_clear_error_and_the_next_episode_works() -> None:
-    env = TextWorldEnv(games=TREASURE)
-    task = env.tasks("train")[0]
-    walk = walk_of(env, task)
-    broken, sibling = env.start(task), env.start(task)
-    pid = env._process.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match=r"exit code -9 .*next episode starts a new worker"):
-        broken.reply(walk[0])
-    assert play(env.start(task), walk)[-1].reward == 1.0
-    with pytest.raises(EngineError, match="another has taken its place"):
-        sibling.reply(walk[0])
-    # A worker that hangs is ended too.
-    process = env._process
-    second = process.pid
-    assert second not in (None, pid)
-    os.kill(second, signal.SIGSTOP)
-    process._timeout = 0.2
-    with pytest.raises(EngineError, match=r"no answer to 'close' within 0.2 s"):
-        process.ask("close", slots=[])
-    assert process.pid is None
-    assert not psutil.pid_exists(second)
 
 
 @needs_textworld
 def test_what_the_worker_cannot_do_is_an_answer_and_not_its_end(env: TextWorldEnv) -> None:
     process = env._process
     with pytest.raises(EngineError, match=r"could not make chess:1:1: KeyError"):
-        process.ask("make", kind="chess", level=1, seed=1)
+        process.make({"kind": "chess", "level": 1, "seed": 1})
     pid = process.pid
-    with pytest.raises(EngineError, match="no game is open in slot 7000"):
-        process.ask("step", slot=7000, command="go north")
-    with pytest.raises(EngineError, match="unknown request"):
+    with pytest.raises(GameLost, match="no game is open in slot 7000"):
+        process.ask("step", generation=process.generation, slot=7000, command="go north")
+    with pytest.raises(GameLost, match="unknown request"):
         process.ask("dance")
     assert process.pid == pid
 
 
 OWNER = """
-import json, sys, time
+import json, sys
 from evals.envs.textworld import TextWorldEnv
-env = TextWorldEnv(games=("treasure_hunter:1",))
-episode = env.start(env.tasks("train")[0])
-while episode.choices:
-    episode.reply(episode.choices[-1])
-process = env._process
+process = TextWorldEnv()._process
+process.ask("close", slots=[])
 print(json.dumps([process.pid, str(process._child.folder), sorted(sys.modules)]), flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
-@needs_textworld
-def test_the_parent_imports_no_textworld_the_worker_no_torch_and_both_end_together() -> None:
+def owner_of_worker() -> tuple[subprocess.Popen[str], int, Path, set[str]]:
+    """A program with a worker: it, the worker's id and folder, and what it has imported itself."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     pid, folder, modules = json.loads(owner.stdout.readline())
     owner.stdout.close()
-    assert {"textworld", "jericho", "torch"} & set(modules) == set()
-    mapped = {Path(part.path).name for part in psutil.Process(pid).memory_maps()}
-    assert any("numpy" in name or "umath" in name for name in mapped)
-    assert not any("torch" in name for name in mapped)
-    owner.kill()
-    owner.wait()
+    return owner, pid, Path(folder), set(modules)
+
+
+def end_together(owner: subprocess.Popen[str], pid: int, folder: Path) -> int:
+    """Wait for both; the exit code of the program."""
+    assert owner.stdin is not None
+    owner.stdin.close()
+    code = owner.wait()
     deadline = time.monotonic() + 10
     while psutil.pid_exists(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not psutil.pid_exists(pid)
-    assert not Path(folder).exists()
+    assert not folder.exists()
+    return code
+
+
+@needs_textworld
+def test_the_parent_imports_no_textworld_the_worker_no_torch_and_both_die_together() -> None:
+    owner, pid, folder, modules = owner_of_worker()
+    assert {"textworld", "jericho", "torch"} & modules == set()
+    mapped = {Path(part.path).name for part in psutil.Process(pid).memory_maps()}
+    assert any("numpy" in name or "umath" in name for name in mapped)
+    assert not any("torch" in name for name in mapped)
+    owner.kill()
+    assert end_together(owner, pid, folder) == -signal.SIGKILL
+
+
+@needs_textworld
+@pytest.mark.usefixtures("light")
+def test_a_program_that_closes_nothing_leaves_no_worker_behind() -> None:
+    assert end_together(*owner_of_worker()[:3]) == 0
 
 
 @needs_textworld
@@ -288,7 +315,7 @@ def test_a_prompt_names_the_game_the_goal_and_what_is_there_but_not_the_way(
     assert task.domain == task.meta["key"] == "treasure_hunter_4"
     walk = walk_of(env, task)
     assert ", ".join(walk) not in task.meta["lesson"]
-    told = beside(env, route=True, list_commands=False)
+    told = replace(env, route=True, list_commands=False)
     way = told.tasks("gate")[0].prompt[-1].content
     assert all(command.split()[1] in way for command in walk)
     assert "Commands:" not in way
@@ -296,12 +323,14 @@ def test_a_prompt_names_the_game_the_goal_and_what_is_there_but_not_the_way(
 
 @needs_textworld
 def test_splits_share_no_game_and_kinds_take_turns(env: TextWorldEnv) -> None:
-    env = beside(env, games=("treasure_hunter:1", "treasure_hunter:2"))
-    splits = {split: env.tasks(split)[:2] for split in ("train", "evolve", "gate", "test")}
+    env = replace(env, games=(*TREASURE, "treasure_hunter:1"))
+    splits = {split: env.tasks(split)[:1] for split in ("train", "evolve", "gate", "test")}
     check_disjoint(splits)
     for split, tasks in splits.items():
         assert {owner_of(task.meta["seed"]) for task in tasks} == {split}
-        assert [task.domain for task in tasks] == ["treasure_hunter_1", "treasure_hunter_2"]
+    pair = env.tasks("train")[:2]
+    assert [task.domain for task in pair] == ["treasure_hunter_4", "treasure_hunter_1"]
+    assert pair[0].meta["seed"] == pair[1].meta["seed"]
 
 
 @needs_textworld
@@ -369,3 +398,69 @@ def test_a_foreign_task_is_refused(env: TextWorldEnv) -> None:
     foreign = Task(id="0" * 16, env="world", domain="sort", split="train", prompt=())
     with pytest.raises(DataError, match="belongs to 'world'"):
         env.start(foreign)
+
+
+@needs_textworld
+def test_a_worker_that_dies_ends_its_games_and_the_next_episode_works(
+    env: TextWorldEnv,
+) -> None:
+    """The last test of this worker, as the games would have to be made again for others."""
+    task = env.tasks("train")[0]
+    walk = walk_of(env, task)
+    process = env._process
+    broken, sibling = env.start(task), env.start(task)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(GameLost, match=r"exit code -9 .*next episode starts a new worker") as lost:
+        broken.reply(walk[0])
+    assert not isinstance(lost.value, DistillError), "it would end the night"
+    assert process.pid is None
+    with pytest.raises(GameLost, match="the next episode starts a new worker"):
+        sibling.reply(walk[0])
+    assert process.pid is None, "a game that is over starts nothing"
+    assert play(env.start(task), walk)[-1].reward == 1.0
+    with pytest.raises(GameLost, match="has ended, and the game with it"):
+        sibling.reply(walk[0])
+
+
+@needs_textworld
+@pytest.mark.usefixtures("light")
+def test_a_worker_that_died_while_nobody_asked_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    process = GameProcess(timeout=30.0)
+    assert process.ask("close", slots=[]) == 0
+    first = process._child
+    assert first is not None
+    first.process.kill()
+    first.process.wait()
+    assert process.ask("close", slots=[]) == 0
+    assert "exit code -9 while nobody asked" in caplog.text
+    assert not first.folder.exists()
+    assert process.pid not in (None, first.process.pid)
+    process.close()
+    assert process.pid is None
+
+
+@needs_textworld
+@pytest.mark.usefixtures("light")
+def test_a_worker_that_hangs_costs_a_game_but_one_that_makes_none_is_an_error() -> None:
+    process = GameProcess(timeout=30.0)
+    game = {"kind": "treasure_hunter", "level": 4, "seed": 1}
+    for failure, ask in (
+        (GameLost, lambda: process.open(game, process)),
+        (EngineError, lambda: process.make(game)),
+    ):
+        process._timeout = 30.0
+        process.ask("close", slots=[])
+        pid = process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        process._timeout = 0.2
+        with pytest.raises(failure, match=r"no answer to '(reset|make)' within 0.2 s"):
+            ask()
+        assert process.pid is None
+        assert not psutil.pid_exists(pid)
+    process._timeout = 0.001
+    with pytest.raises(EngineError, match="no answer to 'start'"):
+        process.open(game, process)

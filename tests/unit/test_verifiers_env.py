@@ -12,14 +12,15 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from distill.errors import ConfigError, DataError, MissingExtra
+from distill.errors import ConfigError, DataError, EngineError, MissingExtra
 from distill.types import Message
-from evals.envs import build_env
+from evals.envs import build_env, verifiers_api
 from evals.envs.base import check_disjoint
 from evals.envs.verifiers_env import VerifiersEnv
 
@@ -189,7 +190,7 @@ def load_environment(train=40, held_out=0, max_turns=-1, funcs=(hit, turns), cls
 """
 
 ODD = """
-import guessing, asyncio
+import guessing, asyncio, time
 import verifiers as vf
 
 class Rewriting(guessing.Env):
@@ -201,6 +202,12 @@ class Rewriting(guessing.Env):
 class Slow(guessing.Env):
     async def setup_state(self, state):
         await asyncio.sleep(30)
+
+class Blocking(guessing.Env):
+    def respond(self, messages, state):
+        if messages[-1]["content"] == "7":
+            time.sleep(self.sleep)
+        return super().respond(messages, state)
 
 class Foreign:
     dataset = eval_dataset = None
@@ -406,6 +413,59 @@ def test_an_environment_that_hangs_is_given_up(generation: str) -> None:
     episode = env.start(env.tasks("train")[0])
     with pytest.raises(TimeoutError, match=r"did not finish within 0.3 s; raise data.timeout"):
         episode.reply("1")
+    env.close()
+
+
+def test_work_that_never_awaits_is_named_and_the_next_attempts_do_not_wait_for_it(
+    generation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifiers_api, "PATIENCE", 0.2)
+    env = odd("Blocking", sleep=1.5)
+    task = env.tasks("train")[0]
+    first, second = env.start(task), env.start(task)
+    second.reply("-1")
+    begun = time.monotonic()
+    with pytest.raises(EngineError, match="blocks the event loop in which all its attempts run"):
+        first.reply("7")
+    for _ in range(3):
+        with pytest.raises(EngineError, match=r"without 'await' \(time.sleep"):
+            second.reply("-1")
+    with pytest.raises(EngineError, match="the cleaning up of"):
+        first.close()
+    assert time.monotonic() - begun < 1.2, "each attempt waited for its timeout"
+    time.sleep(max(0.0, begun + 1.8 - time.monotonic()))
+    assert second.reply("-1").messages[0].content == "higher"
+    env.close()
+
+
+def test_closing_cleans_up_after_an_attempt_that_was_cut_and_after_no_other(
+    generation: str,
+) -> None:
+    env = guessing()
+    task = env.tasks("train")[0]
+    cleaned = ["cleaned"] if generation == "new" else []
+    cut = env.start(task)
+    cut.reply("-1")
+    assert env._loaded.log == []
+    cut.close()
+    cut.close()
+    assert env._loaded.log == cleaned
+    with pytest.raises(DataError, match="is over"):
+        cut.reply("-1")
+    with pytest.raises(DataError, match="was closed before anybody asked for its reward"):
+        cut.reward()
+    env.start(task).close()
+    assert env._loaded.log == cleaned, "an attempt that never began has nothing to clean up"
+    whole = env.start(task)
+    whole.reply("stop")
+    whole.close()
+    assert whole.reward().value == 0.0
+    assert env._loaded.log == cleaned * 2
+    failed = env.start(task)
+    with pytest.raises(ValueError, match="invalid literal"):
+        failed.reply("not a number")
+    failed.close()
+    assert env._loaded.log == cleaned * 3
     env.close()
 
 
