@@ -2,10 +2,11 @@
 
     python benchmarks/replicate.py [--only bounded,beyond] [--home FOLDER] [--jobs 2]
 
-A claim is a comparison (`claims/NAME.toml`, over the packaged comparison `compare`) whose settings
-are fixed before the run, and a rule in this file that reads the answer off the results. A claim
-that was interrupted continues; a finished one is read from disk. What was found goes into
-`distill/objectives/replications.json` and from there into the table of objectives.
+A claim is a comparison (`claims/NAME.toml`, over the packaged comparison `compare`, or another
+packaged one) whose settings are fixed before the run, and a rule here or in `skill_claims.py` that
+reads the answer off the results. A claim that was interrupted continues; a finished one is read
+from disk. What was found goes into `distill/objectives/replications.json` and from there into the
+table of objectives.
 """
 
 from __future__ import annotations
@@ -14,90 +15,25 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pvariance
-from typing import Any
+
+from claims_found import Answer, Claim, Found, learned, percent, verdict
+from skill_claims import SKILL_CLAIMS
 
 from distill.errors import ConfigError
 from distill.objectives.table import README, REPLICATIONS, render
 from distill.rundir import atomic_write, read_jsonl
-from evals.compare_page_facts import Change, Results, Run
+from evals.compare_page_facts import Results
 from evals.metrics import paired_bootstrap
 from flows.compare import run_comparison
-from flows.compare_config import Comparison, load_comparison
+from flows.compare_config import Comparison, choose, load_comparison
 from flows.compare_places import Places
 from flows.compare_suite import build_suite
-from flows.compare_table import detectable
 from flows.progress import open_progress
 
 CLAIMS = Path(__file__).parent / "claims"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What a comparison left behind."""
-
-    results: Results
-    rows: Mapping[tuple[str, int], list[dict[str, Any]]]
-    """Contender and seed -> the metrics of every step."""
-    domains: Mapping[int, list[str]]
-    """Seed -> domain of each task, in the order of `Run.end`."""
-
-    def runs(self, name: str) -> list[Run]:
-        return [run for run in self.results.runs if run.contender == name]
-
-    def values(self, name: str, which: str = "end", domain: str = "") -> list[float]:
-        """The accuracy of every task of every seed; of one domain when it is named."""
-        return [
-            value
-            for run in self.runs(name)
-            for value, own in zip(getattr(run, which), self.domains[run.seed], strict=True)
-            if domain in ("", own)
-        ]
-
-    def series(self, name: str, key: str) -> list[list[float]]:
-        """One list per seed: the metric of every step that has it."""
-        return [
-            [float(row[key]) for row in self.rows[run.contender, run.seed] if key in row]
-            for run in self.runs(name)
-        ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    result: str
-    numbers: str
-
-
-def verdict(before: Sequence[float], after: Sequence[float]) -> Answer:
-    """Whether `after` is surely above `before`, on the same tasks."""
-    found = paired_bootstrap(before, after)
-    change = Change(mean=found.mean, low=found.low, high=found.high)
-    seen = detectable(before, after)
-    if change.low > 0:
-        result = "reproduced"
-    elif change.high < 0:
-        result = "the opposite"
-    else:
-        result = "no verdict" if seen > abs(change.mean) else "not reproduced"
-    span = f"{_points(change.mean)} [{_points(change.low)}, {_points(change.high)}]"
-    return Answer(result=result, numbers=f"{span}, detectable {100 * seen:.1f}")
-
-
-def learned(found: Found, name: str) -> bool:
-    """The positive control: a baseline that did not learn decides nothing."""
-    change = paired_bootstrap(found.values(name, "start"), found.values(name))
-    return bool(change.low > 0)
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
-
-
-def _percent(values: Sequence[float]) -> str:
-    return f"{100 * fmean(values):.1f} %"
 
 
 def _to_level(found: Found, name: str, unit: str) -> list[float | None]:
@@ -141,8 +77,8 @@ def bounded(found: Found) -> Answer:
         result=result,
         numbers=(
             f"gradient norm {fmean(means):.2f} and its variance {fmean(spreads):.3f} of OPD's; "
-            f"accuracy {_percent(found.values('power_opd'))} against "
-            f"{_percent(found.values('opd'))}: {accuracy.numbers}"
+            f"accuracy {percent(found.values('power_opd'))} against "
+            f"{percent(found.values('opd'))}: {accuracy.numbers}"
         ),
     )
 
@@ -197,7 +133,7 @@ def polarity(found: Found) -> Answer:
     gain = verdict(found.values("grpo"), found.values("anti_sd"))
     gate = verdict(found.values("anti_sd_0.5_no_gate"), found.values("anti_sd_0.5"))
     ends = {
-        name: _percent(found.values(name))
+        name: percent(found.values(name))
         for name in ("grpo", "anti_sd", "anti_sd_no_gate", "anti_sd_0.5", "anti_sd_0.5_no_gate")
     }
     told = ", ".join(f"{name} {value}" for name, value in ends.items())
@@ -224,14 +160,14 @@ def forgetting(found: Found) -> Answer:
         return Answer(result="no verdict", numbers=told)
     kept = verdict(found.values("sft", domain="rule"), found.values("sdft", domain="rule"))
     new = verdict(found.values("sft", domain="rule2"), found.values("sdft", domain="rule2"))
-    old = _percent(found.values("sft", "start", "rule"))
+    old = percent(found.values("sft", "start", "rule"))
     return Answer(
         result=kept.result,
         numbers=(
-            f"first task {old} before, {_percent(found.values('sft', domain='rule'))} after SFT, "
-            f"{_percent(found.values('sdft', domain='rule'))} after SDFT: {kept.numbers}; second "
-            f"task {_percent(found.values('sft', domain='rule2'))} and "
-            f"{_percent(found.values('sdft', domain='rule2'))}: {new.numbers}"
+            f"first task {old} before, {percent(found.values('sft', domain='rule'))} after SFT, "
+            f"{percent(found.values('sdft', domain='rule'))} after SDFT: {kept.numbers}; second "
+            f"task {percent(found.values('sft', domain='rule2'))} and "
+            f"{percent(found.values('sdft', domain='rule2'))}: {new.numbers}"
         ),
     )
 
@@ -259,13 +195,6 @@ def guard(found: Found) -> Answer:
             told.append(f"{name} {run.seed}: {100 * share:.0f} % after {run.steps} steps")
     result = "reproduced" if all(good) else "not reproduced" if not any(good) else "in part"
     return Answer(result=result, numbers="entropy left, " + ", ".join(told))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
-    method: str
-    text: str
-    judge: Callable[[Found], Answer]
 
 
 ALL: dict[str, Claim] = {
@@ -304,7 +233,16 @@ ALL: dict[str, Claim] = {
         text="the whole vocabulary needs fewer steps than the sampled token",
         judge=full,
     ),
+    **SKILL_CLAIMS,
 }
+
+
+def comparison_of(name: str) -> Comparison:
+    """The comparison that a claim is read off; its settings stand in a file."""
+    claim = ALL[name]
+    if not claim.comparison:
+        return load_comparison(["compare", str(CLAIMS / f"{name}.toml")])
+    return choose(load_comparison([claim.comparison]), num_seeds=claim.seeds)
 
 
 def look(comparison: Comparison, places: Places, results: Results) -> Found:
@@ -350,8 +288,8 @@ def main() -> int:
         raise ConfigError(f"no claim is called {unknown[0]!r}; there are {', '.join(ALL)}")
     for name in names:
         began = time.monotonic()
-        comparison = load_comparison(["compare", str(CLAIMS / f"{name}.toml")])
-        places = Places(out=args.home / name, home=args.home)
+        comparison = comparison_of(name)
+        places = Places(out=args.home / (ALL[name].comparison or name), home=args.home)
         with open_progress() as progress:
             results = run_comparison(comparison, places=places, progress=progress, jobs=args.jobs)
         found = look(comparison, places, results)
