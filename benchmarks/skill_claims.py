@@ -1,6 +1,6 @@
 """The claims about skills and step credit, read off the packaged comparisons `skills` and `credit`.
 
-Six seeds, each with a base, tasks and draws of its own: a base matters more than a seed.
+Every seed has a base, tasks and draws of its own: a base matters more than a seed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from claims_found import Answer, Claim, Found, learned, percent, verdict
 from evals.metrics import paired_bootstrap
 from flows.compare_table import detectable
 
-SEEDS = 6
+SEEDS = {"skills": 6, "credit": 4}
 
 
 def _against_grpo(found: Found, *names: str) -> Answer:
@@ -109,7 +109,9 @@ def turns(found: Found) -> Answer:
 def _claim(
     method: str, text: str, judge: Callable[[Found], Answer], comparison: str = "skills"
 ) -> Claim:
-    return Claim(method=method, text=text, judge=judge, comparison=comparison, seeds=SEEDS)
+    return Claim(
+        method=method, text=text, judge=judge, comparison=comparison, seeds=SEEDS[comparison]
+    )
 
 
 SKILL_CLAIMS: dict[str, Claim] = {

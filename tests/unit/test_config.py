@@ -168,7 +168,7 @@ def test_a_stage_without_any_model_is_refused() -> None:
 def test_every_packaged_preset_parses_and_survives_both_round_trips(name: str) -> None:
     config = load_config([name])
     assert config.run.preset == name
-    assert config.last_student().name == "opd"
+    assert config.last_student().name in ("opd", "seed")
     assert Config.from_dict(config.to_dict()) == config
     again = load([Layer(origin="copy", text=to_toml(config, f"distill nightly {name}"))])
     assert differences(config, again) == []
