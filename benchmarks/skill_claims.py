@@ -6,9 +6,11 @@ Every seed has a base, tasks and draws of its own: a base matters more than a se
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean
+from dataclasses import replace
+from statistics import fmean, stdev
 
 from claims_found import Answer, Claim, Found, learned, percent, verdict
+from numpy import interp
 
 from evals.metrics import paired_bootstrap
 from flows.compare_table import detectable
@@ -16,15 +18,40 @@ from flows.compare_table import detectable
 SEEDS = {"skills": 6, "credit": 4}
 
 
+def strict(found: Found, base: str, name: str) -> Answer:
+    """`verdict`, and the spread over seeds beside it: tasks are many, bases few. What is less than
+    two standard errors over the seeds decides nothing."""
+    answer = verdict(found.values(base), found.values(name))
+    theirs = {run.seed: fmean(run.end) for run in found.runs(base)}
+    gaps = [fmean(run.end) - theirs[run.seed] for run in found.runs(name)]
+    error = stdev(gaps) / len(gaps) ** 0.5
+    told = replace(answer, numbers=f"{answer.numbers}, standard error over seeds {100 * error:.1f}")
+    return told if abs(fmean(gaps)) > 2 * error else replace(told, result="no verdict")
+
+
+def per_rollout(found: Found, base: str, name: str) -> str:
+    """The end of a contender against the base after as many rollouts: the base's curve between its
+    two nearest points. A contender that writes hindsight has spent its tokens earlier."""
+    curves = {run.seed: run.curve for run in found.runs(base)}
+    gaps = []
+    for run in found.runs(name):
+        end, curve = run.curve[-1], curves[run.seed]
+        steps = [point.step for point in curve]
+        gaps.append((end.sampled or 0.0) - interp(end.step, steps, [p.sampled for p in curve]))
+    error = stdev(gaps) / len(gaps) ** 0.5
+    return f"for as many rollouts {100 * fmean(gaps):+.1f} (standard error {100 * error:.1f})"
+
+
 def _against_grpo(found: Found, *names: str) -> Answer:
     """Whether each of these ends above GRPO, which must have learnt."""
     if not learned(found, "grpo"):
         return Answer(result="no verdict", numbers="GRPO did not learn")
-    answers = {n: verdict(found.values("grpo"), found.values(n)) for n in names}
-    told = "; ".join(f"{n} {percent(found.values(n))}, {a.numbers}" for n, a in answers.items())
+    answers = {n: strict(found, "grpo", n) for n in names}
+    told = [f"{n} {percent(found.values(n))}, {a.numbers}" for n, a in answers.items()]
+    told += [f"{n} {per_rollout(found, 'grpo', n)}" for n in names if n.endswith("_self")]
     return Answer(
         result="; ".join(f"{n}: {a.result}" for n, a in answers.items()),
-        numbers=f"GRPO {percent(found.values('grpo'))}; {told}",
+        numbers=f"GRPO {percent(found.values('grpo'))}; " + "; ".join(told),
     )
 
 
@@ -38,10 +65,7 @@ def opid(found: Found) -> Answer:
 
 def words(found: Found) -> Answer:
     """The same term with the order of another tag: what is left is not what the words say."""
-    answers = {
-        name: verdict(found.values(f"{name}_random"), found.values(f"{name}_oracle"))
-        for name in ("seed", "opid")
-    }
+    answers = {name: strict(found, f"{name}_random", f"{name}_oracle") for name in ("seed", "opid")}
     return Answer(
         result="; ".join(f"{n}: {a.result}" for n, a in answers.items()),
         numbers="; ".join(
@@ -53,8 +77,8 @@ def words(found: Found) -> Answer:
 
 
 def bank(found: Found) -> Answer:
-    helps = verdict(found.values("grpo"), found.values("skillrl_fixed"))
-    wrong = verdict(found.values("grpo"), found.values("skillrl_wrong"))
+    helps = strict(found, "grpo", "skillrl_fixed")
+    wrong = strict(found, "grpo", "skillrl_wrong")
     without = fmean(run.withheld or 0.0 for run in found.runs("skillrl_fixed"))
     return Answer(
         result=helps.result,
@@ -68,7 +92,7 @@ def bank(found: Found) -> Answer:
 
 
 def evolution(found: Found) -> Answer:
-    grown = verdict(found.values("skillrl_fixed"), found.values("skillrl"))
+    grown = strict(found, "skillrl_fixed", "skillrl")
     without = fmean(run.withheld or 0.0 for run in found.runs("skillrl"))
     added = fmean(run.skills_added for run in found.runs("skillrl"))
     return Answer(
@@ -90,7 +114,7 @@ def turns(found: Found) -> Answer:
         )
         change = paired_bootstrap(theirs, ours)
         seen = detectable(theirs, ours)
-        success = verdict(found.values("grpo"), found.values(name))
+        success = strict(found, "grpo", name)
         if change.high < 0:
             result = "reproduced"
         elif change.low > 0:
