@@ -71,8 +71,8 @@ def runs_show(run: Run = "", as_json: Json = False, home: Home = Path()) -> None
     if facts.get("error"):
         print(f"error: {facts['error']}")
     print(f"verdict: {facts['verdict'] or 'none yet'}")
-    for reason in facts["reasons"]:
-        print(f"  {reason if isinstance(reason, str) else reason.get('text')}")
+    for line in _reasons(chosen, facts):
+        print(f"  {line}")
     for name, domain in facts["domains"].items():
         print(
             f"{name}: {100 * domain['before']:.1f} % -> {100 * domain['after']:.1f} %, "
@@ -85,6 +85,16 @@ def runs_show(run: Run = "", as_json: Json = False, home: Home = Path()) -> None
         print(f"warning: {warning}")
     report_path = chosen.path / "report.html"
     print(f"report: {report_path if report_path.exists() else 'none yet'}")
+
+
+def _reasons(run: RunDir, facts: dict[str, Any]) -> list[str]:
+    """The rules of the gate, each with whether it was passed where that is on file."""
+    from distill.rundir import read_json
+
+    path = run.gate_path()
+    found = {r["text"]: r["passed"] for r in read_json(path)["reasons"]} if path.exists() else {}
+    marks = {True: "passed: ", False: "failed: ", None: ""}
+    return [f"{marks[found.get(text)]}{text}" for text in facts["reasons"]]
 
 
 @runs_app.command("tail")

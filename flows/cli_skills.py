@@ -15,7 +15,7 @@ from flows import (
     cli_skills_io,
     cli_skills_retrieve,
 )
-from flows.options import Home, Json
+from flows.options import Home, Json, Yes
 from flows.output import print_json, print_table, say
 from flows.skills_completion import complete_skill, complete_version
 from flows.skills_options import Bank, Id, Version, example, open_bank
@@ -272,16 +272,22 @@ def history(
 
 
 def pack(
-    out: Annotated[Path, typer.Argument(help="File to write; an existing one is replaced.")],
+    out: Annotated[Path, typer.Argument(help="File to write; an earlier pack is replaced.")],
     version: Version = None,
+    yes: Yes = False,
     bank: Bank = "",
     as_json: Json = False,
     home: Home = Path(),
 ) -> None:
-    """Write a version with all its skills into one file that checks itself."""
-    from skills.pack import write_pack
+    """Write a version with all its skills into one file that checks itself. --yes replaces a file
+    that is no such pack."""
+    from skills.pack import is_pack, write_pack
 
     held = open_bank(home, bank)
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"{out} is no file that could be written; choose another name")
+    if out.exists() and not yes and not is_pack(out):
+        raise ConfigError(f"{out} exists and is no packed bank; replace it with --yes")
     name = held.resolve(version)
     count = write_pack(held.store, name, out)
     facts = {"bank": held.name, "version": name, "skills": count, "path": out}

@@ -134,6 +134,7 @@ def edit(
     except DistillError as error:
         if path is None:
             raise
+        skills_text.keep_changes(old, new, path)
         raise skills_text.kept(error, old, path) from error
     if path is not None:
         skills_text.discard(path)

@@ -172,6 +172,9 @@ def _facts(bank: SkillBank, block: Block, writing: Writing) -> dict[str, Any]:
 
 
 def _say_nothing(bank: SkillBank, block: Block) -> None:
+    if block.dropped:
+        say(f"nothing fits the limit: {len(block.dropped)} skills were chosen and left out")
+        return
     rows = bank.rows(version=block.record.bank_version)
     active = sum(row.status == "active" for row in rows)
     waiting = sum(row.status == "candidate" for row in rows)

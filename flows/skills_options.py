@@ -32,7 +32,10 @@ Version = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen, do nothing.")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept in the history.")]
+Reason = Annotated[
+    str,
+    typer.Option(help="Why; kept in the history. Needed to activate, retire and restore."),
+]
 WAIT = 10.0
 """Seconds for another writer to finish."""
 

@@ -24,6 +24,8 @@ EDITABLE = (
     *("pinned", "scope"),
 )
 """What a person writes. Credit is measured, status has verbs of its own."""
+CLAIMS = ("status", "credit", "safety")
+"""What nobody can claim about a new skill."""
 
 
 def to_toml(item: SkillItem) -> str:
@@ -83,6 +85,13 @@ def read_skills(path: str) -> list[SkillItem]:
         place = where if len(tables) == 1 else f"{where}, skill {number}"
         if not isinstance(table, Mapping):
             raise DataError(f"{place}: expected a table of fields, found {type(table).__name__}")
+        claimed = [name for name in CLAIMS if name in table]
+        if claimed:
+            raise DataError(
+                f"{place}: {claimed[0]!r} is not written by hand: status is given with --status, "
+                "credit and safety are measured; skills of another bank come in with: distill "
+                "skills import"
+            )
         items.append(parse_item({"id": f"new_{number:03d}", **table}, place))
     return items
 
@@ -126,6 +135,22 @@ def kept(error: Exception, item: SkillItem, path: Path) -> DistillError:
     kind = type(error) if isinstance(error, DistillError) else DataError
     again = f"distill skills edit {shlex.quote(item.id)} --from {shlex.quote(str(path))}"
     return kind(f"{error}; your text is kept in {path}: correct it, then: {again}")
+
+
+def keep_changes(old: SkillItem, new: SkillItem, path: Path) -> None:
+    """Leave only what the person changed in the file, so that it can be applied to the skill as it
+    is by now without undoing what others did."""
+    from skills.codec import to_table
+
+    before, after = to_table(old), to_table(new)
+    lines = ["# Only what you changed; the rest of the skill stays as it is by now."]
+    changed = [name for name in EDITABLE if after[name] != before[name]]
+    lines += [f"{name} = {_toml(after[name])}" for name in changed if name != "scope"]
+    if "scope" in changed:
+        lines += ["", "[scope]"]
+        scope = after["scope"].items()
+        lines += [f"{k} = {_toml(v)}" for k, v in scope if v != before["scope"][k]]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def discard(path: Path) -> None:

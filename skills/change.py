@@ -214,6 +214,12 @@ class Change:
     def restore(self, skill_id: str, *, reason: str, status: Status = "candidate") -> SkillItem:
         """A retired or quarantined skill becomes a candidate again, because a person says so."""
         _need(reason, "to restore")
+        if skill_id not in self.rows and any(g.id == skill_id for g in self.tombstones.values()):
+            raise ConfigError(
+                f"skill {skill_id!r} was retired, and the present version is older than it; go to "
+                "one that holds it with: distill skills rollback (see: distill skills history), "
+                "then restore it"
+            )
         item = self.get(skill_id)
         if item.status in LIVE:
             raise ConfigError(f"skill {skill_id!r} is {item.status}; there is nothing to restore")

@@ -139,6 +139,10 @@ class SkillItem:
             raise SkillBankError(
                 f"a skill needs an id and a title, got {self.id!r} and {self.title!r}"
             )
+        if not self.category.strip():
+            raise SkillBankError(
+                f"skill {self.id} has no category, so it would never be shown; use 'general'"
+            )
         if not (self.principle.strip() or self.body.strip()):
             raise SkillBankError(f"skill {self.id} says nothing: give a principle or a body")
         for name, value, known in (

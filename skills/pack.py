@@ -19,6 +19,7 @@ from skills.versions import Store, Tombstone, Version, row_of
 
 KIND = "distill skill bank"
 FORMAT = 1
+LONGEST_HEAD = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,16 @@ def write_pack(store: Store, version: str, path: Path) -> int:
     lines = "".join(json.dumps(t, ensure_ascii=False, allow_nan=False) + "\n" for t in tables)
     atomic_write(path, lines)
     return len(held.rows)
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a file begins as a packed bank does."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = json.loads(file.readline(LONGEST_HEAD))
+    except (OSError, ValueError):
+        return False
+    return isinstance(head, dict) and head.get("kind") == KIND
 
 
 def read_pack(path: Path) -> Packed:

@@ -339,6 +339,50 @@ def test_an_edit_that_meets_another_one_is_refused_and_kept(
     assert "is kept in" in err
     assert bank.get("gen_001").avoid == "haste"
     assert bank.get("gen_001").title == "About gen_001"
+    # Applying the kept text changes what this person changed, and undoes nothing.
+    again = shlex.split(err.rpartition("distill skills ")[2].strip())
+    assert run(capsys, *again)[0] == 0
+    assert bank.get("gen_001").title == "Over gen_001"
+    assert bank.get("gen_001").avoid == "haste"
+
+
+def test_a_pack_only_replaces_a_pack(
+    bank: SkillBank, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = home / "mine.py"
+    mine.write_text("print('precious')\n")
+    code, _, err = run(capsys, "pack", str(mine))
+    assert code == 2
+    assert "is no packed bank" in err
+    assert mine.read_text() == "print('precious')\n"
+    assert run(capsys, "pack", str(home / "a.jsonl"))[0] == 0
+    assert run(capsys, "pack", str(home / "a.jsonl"))[0] == 0
+    assert run(capsys, "pack", str(mine), "--yes")[0] == 0
+
+
+def test_a_skill_that_is_added_cannot_claim_what_is_measured(
+    bank: SkillBank, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in ('status = "active"', "[credit]\nutility = 0.9", "[safety]\nrisk = 1"):
+        path = home / "skill.toml"
+        path.write_text(f'title = "T"\nprinciple = "P is said."\n{line}\n')
+        code, _, err = run(capsys, "add", str(path))
+        assert code == 1 or code == 2
+        assert "is not written by hand" in err
+
+
+def test_a_retired_skill_that_the_present_version_does_not_know_is_found_by_its_grave(
+    bank: SkillBank, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = bank.snapshot()
+    path = home / "skill.toml"
+    path.write_text('id = "late_001"\ntitle = "Late"\nprinciple = "It came later."\n')
+    assert run(capsys, "add", str(path))[0] == 0
+    assert run(capsys, "retire", "late_001", "--reason", "bad", "--yes")[0] == 0
+    assert run(capsys, "rollback", before, "--yes")[0] == 0
+    code, _, err = run(capsys, "restore", "late_001", "--reason", "fine")
+    assert code == 2
+    assert "go to one that holds it" in err
 
 
 def test_any_text_survives_the_editor(
