@@ -136,6 +136,7 @@ def _lexical(
     for index, candidates in _candidates(members, new, texts):
         best: Match | None = None
         matcher: SequenceMatcher[str] = SequenceMatcher(None, "", texts[index], autojunk=False)
+        places = _places(texts[index])
         for other in candidates:
             left, right = texts[other], texts[index]
             bound = best.score if best else least
@@ -143,13 +144,34 @@ def _lexical(
                 score = ratio(left, right)
             else:
                 matcher.set_seq1(left)
-                if matcher.real_quick_ratio() <= bound or matcher.quick_ratio() <= bound:
+                if matcher.quick_ratio() <= bound or _most(left, right, places) <= bound:
                     continue
                 score = matcher.ratio()
             if score > bound and not turns_around(left, right):
                 best = Match(index=other, how="lexical", score=score)
         if best is not None:
             yield index, best
+
+
+def _places(text: str) -> dict[str, int]:
+    """Letter -> the positions at which it stands, as the bits of a number."""
+    places: dict[str, int] = {}
+    for position, letter in enumerate(text):
+        places[letter] = places.get(letter, 0) | 1 << position
+    return places
+
+
+def _most(left: str, right: str, places: dict[str, int]) -> float:
+    """No `ratio` of two texts is larger: its blocks are a common subsequence, and this counts the
+    longest one (Hyyro's bit-parallel algorithm), in a fraction of the time. `places` is of
+    `right`."""
+    full = (1 << len(right)) - 1
+    open_ones = full
+    for letter in left:
+        hits = open_ones & places.get(letter, 0)
+        open_ones = ((open_ones + hits) | (open_ones - hits)) & full
+    common = len(right) - open_ones.bit_count()
+    return 2.0 * common / max(1, len(left) + len(right))
 
 
 def _candidates(
