@@ -207,3 +207,25 @@ def step_credit(
 def _placed(values: Values, batch: Batch) -> Tensor:
     out = [values.get(row, 0.0) for row in range(batch.num_rows)]
     return torch.tensor(out, dtype=torch.float32, device=batch.rewards.device)
+
+
+def critical_scores(returns: Tensor, states: Tensor) -> Tensor:
+    """How critical the step of a row was, by statistics alone: [B] returns of the trajectories and
+    [B] numbers of states -> [B], 0 for most.
+
+    var * (max(mean - r, 0) + 1e-6) within a state that at least two rows acted in and whose
+    variance (population) reaches the 0.75 quantile of all such states. The selector that the
+    released code of OPID (arXiv 2606.26790) carries beside its analyst; a trajectory's critical
+    step is the one with the highest score.
+    """
+    scores = torch.zeros_like(returns)
+    shared = [rows for s in states.unique() if len(rows := (states == s).nonzero()[:, 0]) > 1]
+    if not shared:
+        return scores
+    spreads = torch.stack([returns[rows].var(unbiased=False) for rows in shared])
+    least = spreads.quantile(0.75)
+    for rows, spread in zip(shared, spreads, strict=True):
+        if spread >= least:
+            missed = (returns[rows].mean() - returns[rows]).clamp(min=0.0)
+            scores[rows] = spread * (missed + 1e-6)
+    return scores

@@ -12,6 +12,7 @@ from distill.credit import (
     Comparison,
     Graph,
     Visit,
+    critical_scores,
     edges,
     node_values,
     step_credit,
@@ -273,3 +274,12 @@ def test_the_term_reports_the_graph_and_the_size_of_each_part():
     assert found["seed/steps/p50"] == 2.0
     close(found["seed/trajectory_size"], 5.0)
     close(found["seed/credit_size"], (9.49375 + 0.25625 + 9.50625 + 0.24375) / 4)
+
+
+def test_the_statistical_selector_has_its_published_values():
+    # skills-and-routing 9.3, and a state whose returns differ less, which is left out
+    returns = f64([1.0, 0.0, 0.5, 0.0, 0.4, 0.5, 0.7])
+    states = torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    scores = critical_scores(returns, states)
+    close(scores, [0.171875e-6, 0.064453, 0.171875e-6, 0.064453, 0.0, 0.0, 0.0])
+    assert critical_scores(returns, torch.arange(7)).tolist() == [0.0] * 7
