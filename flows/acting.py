@@ -64,7 +64,7 @@ class SkillPrompts:
 
     def _one(self, task: Task) -> tuple[Task, tuple[str, ...], int]:
         goal, category = task.prompt[last_user(task)].content, self._category(task)
-        if has_place(task):
+        if _layout(task) is not None:
             (chosen,) = self.retriever.retrieve([goal], category=category)
             best = first_of(chosen)
             return with_skill(task, best, self.options, self.chat) if best else (task, (), 0)
@@ -94,10 +94,10 @@ def first_of(found: Retrieval) -> SkillItem | None:
     return next(iter((*found.task, *found.general, *found.mistakes)), None)
 
 
-def has_place(task: Task) -> bool:
-    """Whether a task brings a prompt of its own with a place for one skill."""
-    layout = own_prompt(task, VIEW)
-    return layout is not None and "{context}" in layout
+def _layout(task: Task) -> str | None:
+    """A prompt that the task brings along with a place for one skill."""
+    own = own_prompt(task, VIEW)
+    return own if own is not None and "{context}" in own else None
 
 
 def with_skill(
@@ -105,8 +105,8 @@ def with_skill(
 ) -> tuple[Task, tuple[str, ...], int]:
     """A task with one skill in its prompt, as it would be shown, however it was chosen; its id, and
     its length. The task as it is where the model has no room for it."""
-    layout = own_prompt(task, VIEW)
-    if layout is not None and "{context}" in layout:
+    layout = _layout(task)
+    if layout is not None:
         text = render_one(item, options)
         shown = replace(task, prompt=with_last_user(task, fill(layout, {"context": text})))
         return (shown, (item.id,), len(text)) if fits(shown, chat) else (task, (), 0)

@@ -364,7 +364,7 @@ def _words(item: SkillItem) -> tuple[str, str]:
 
 
 def _against(gain: PairedGain) -> str:
-    """Why a measured skill is not kept; empty when it is (7.2: a mean gain, and no likely loss)."""
+    """Why a measured skill is not kept; empty when it is (a mean gain, and no likely loss)."""
     least = Thresholds().min_gain_low
     if gain.gain <= 0:
         return f"no gain in {gain.num_pairs} pairs ({gain.gain:+.2f})"
@@ -380,8 +380,3 @@ def _rates(
     for task, rows in zip(tasks, attempts, strict=True):
         found.setdefault(category_of(task), []).append(is_success(rows, success))
     return {family: sum(own) / len(own) for family, own in found.items()}
-
-
-def shown_for(prompts: SkillPrompts | None, tasks: Sequence[Task]) -> Shown:
-    """Tasks as an evaluation shows them: with skills, or as they are."""
-    return prompts.show(tasks) if prompts else Shown(tasks=list(tasks), skills={})

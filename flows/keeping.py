@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distill.config import Config
@@ -14,6 +13,7 @@ from distill.types import Note, Rollout, Task
 from flows.changes import ACTOR, PATIENCE, committed, signed
 from flows.evolving import StageBank
 from flows.hindsight import has_secrets
+from flows.paired import PairedGain
 from skills.hindsight.checks import secrets_of
 from skills.hindsight.episodes import episodes_of
 from skills.hindsight.rate import ValidRate
@@ -22,11 +22,8 @@ from skills.items import SkillItem
 from skills.lifecycle import Thresholds
 from skills.safety import Secrets
 
-logger = logging.getLogger(__name__)
 MAX_MEASURED = 20
 """New candidates of a stage that are measured, those with most evidence first."""
-
-
 LEARNED = "learned.json"
 """Beside a stage's checkpoints: what it learned in words."""
 
@@ -131,6 +128,7 @@ def keep(
             version=done.version,
             num_waiting=len(few),
         )
+    gains = _measured(held, items)  # before the bank is locked: others may have to write meanwhile
     with held.bank.change(actor=ACTOR, wait=PATIENCE) as change:
         merged = merge_into(
             change,
@@ -140,10 +138,10 @@ def keep(
             reason=reason,
         )
         added = tuple(o.id for o in merged.outcomes if o.result == "added")
-        best = sorted((change.get(name) for name in added), key=lambda i: -sightings(i))
-        for item in best[: MAX_MEASURED if skills.pairs else 0]:
-            gain = held.measure(item, "keep")
-            change.credit(gain.uses if gain else [], reason=reason)
+        for name in added:
+            gain = gains.get(change.get(name).sha256)
+            uses = [] if gain is None else [replace(use, skill=name) for use in gain.uses]
+            change.credit(uses, reason=reason)
         rules = Thresholds(min_sightings=skills.min_sightings, min_pairs=skills.pairs)
         judged = change.judge(rules) if skills.pairs else {}
         version = change.version().id  # afterwards another night may have changed it
@@ -153,6 +151,18 @@ def keep(
         version=version,
         num_waiting=len(merged.waiting),
     )
+
+
+def _measured(held: StageBank, items: Sequence[SkillItem]) -> dict[str, PairedGain]:
+    """What the new skills with most evidence are worth, by their content."""
+    known = {row.content for row in held.bank.rows()}
+    least = held.config.skills.min_sightings
+    new = [i for i in items if sightings(i) >= least and i.sha256 not in known]
+    best = sorted(new, key=lambda i: -sightings(i))[
+        : MAX_MEASURED if held.config.skills.pairs else 0
+    ]
+    found = {item.sha256: held.measure(item, "keep") for item in best}
+    return {content: gain for content, gain in found.items() if gain is not None}
 
 
 def _read(

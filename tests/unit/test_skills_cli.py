@@ -367,7 +367,7 @@ def test_a_skill_that_is_added_cannot_claim_what_is_measured(
         path = home / "skill.toml"
         path.write_text(f'title = "T"\nprinciple = "P is said."\n{line}\n')
         code, _, err = run(capsys, "add", str(path))
-        assert code == 1 or code == 2
+        assert code == 2
         assert "is not written by hand" in err
 
 
