@@ -40,6 +40,8 @@ class Progress:
     seconds: float = 0.0
     monitor: Mapping[str, Any] = field(default_factory=dict)
     """What the collapse monitor remembers."""
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+    """What the sampler of tasks remembers."""
 
 
 def save_checkpoint(
@@ -68,6 +70,7 @@ def save_checkpoint(
                 "seconds": progress.seconds,
                 "objective": dict(trainer.state),
                 "monitor": dict(progress.monitor),
+                "sampler": dict(progress.sampler),
             },
         )
         write_manifest(partial)
@@ -125,6 +128,7 @@ def load_newest(folder: Path, policy: Policy, trainer: Trainer) -> Progress:
             tokens=state["tokens"],
             seconds=state["seconds"],
             monitor=state.get("monitor", {}),
+            sampler=state.get("sampler", {}),
         )
     return Progress()
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from distill.config_check import STAGE_PREFIX, check
+from distill.curriculum.options import CurriculumSection, TrafficSection
 from distill.errors import ConfigError
 from distill.sections import (
     STAGE_SECTIONS,
@@ -66,9 +68,6 @@ __all__ = [
 DEFAULT = "default"
 TERMS = "terms"
 """The objective that is a sum: `objective.terms = [{name = "grpo"}, {name = "gkd"}]`."""
-STAGE_PREFIX = "stage:"
-"""`stage:NAME` in place of a path means the weights that stage NAME of the same run made."""
-_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -94,12 +93,15 @@ class Config:
     analyst: Named = field(default_factory=Named)
     skills: SkillsSection = field(default_factory=SkillsSection)
     data: Named = field(default_factory=Named)
+    sampler: Named = field(default_factory=lambda: Named(name="uniform"))
     sampling: SamplingSection = field(default_factory=SamplingSection)
     reward: RewardSection = field(default_factory=RewardSection)
     correction: CorrectionSection = field(default_factory=CorrectionSection)
     trainer: TrainerSection = field(default_factory=TrainerSection)
     monitor: MonitorSection = field(default_factory=MonitorSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    curriculum: CurriculumSection = field(default_factory=CurriculumSection)
+    traffic: TrafficSection = field(default_factory=TrafficSection)
     evals: EvalsSection = field(default_factory=EvalsSection)
     gate: GateSection = field(default_factory=GateSection)
     tracking: TrackingSection = field(default_factory=TrackingSection)
@@ -178,12 +180,15 @@ SECTIONS: dict[str, Any] = {
     "analyst": Named,
     "skills": SkillsSection,
     "data": Named,
+    "sampler": Named,
     "sampling": SamplingSection,
     "reward": RewardSection,
     "correction": CorrectionSection,
     "trainer": TrainerSection,
     "monitor": MonitorSection,
     "checkpoint": CheckpointSection,
+    "curriculum": CurriculumSection,
+    "traffic": TrafficSection,
     "evals": EvalsSection,
     "gate": GateSection,
     "tracking": TrackingSection,
@@ -250,7 +255,7 @@ def _resolve(tables: Sequence[tuple[str, Mapping[str, Any]]]) -> Config:
         stages=tuple(_build_stage(name, stages[name], origin_of) for name in stages),
         origins=origins,
     )
-    _check(config, origin_of)
+    check(config, origin_of)
     return config
 
 
@@ -349,49 +354,3 @@ def _section_tables(config: Config) -> dict[str, Any]:
         else:
             tables[name] = asdict(section)
     return tables
-
-
-def _check(config: Config, origin_of: OriginOf) -> None:
-    """What no single field can know. Each stage is resolved once, so its errors show at load."""
-
-    def fail(key: str, text: str) -> ConfigError:
-        return ConfigError(f"{origin_of(key)}: {key}: {text}")
-
-    for key, value in (("run.preset", config.run.preset), ("model.name", config.model.name)):
-        if not _FOLDER.fullmatch(value):
-            raise fail(key, f"expected a plain folder name, found {value!r}")
-    too_many = [k for k in config.evals.k if k > config.evals.samples]
-    if too_many and config.evals.samples:
-        raise fail(
-            "evals.k",
-            f"pass@{too_many[0]} needs at least {too_many[0]} replies per task, "
-            f"evals.samples is {config.evals.samples}",
-        )
-    earlier: list[str] = []
-    for stage in config.stages:
-        own, prefix = config.for_stage(stage), f"stage.{stage.name}"
-        if len(own.trainer.betas) != 2:
-            raise fail(f"{prefix}.trainer.betas", f"expected 2, found {own.trainer.betas}")
-        if not own.model.path and own.model.build is None:
-            raise fail(
-                f"{prefix}.model.path",
-                "expected a model name, a directory or a table [model.build]; all are missing",
-            )
-        named = (("teacher", own.teacher), ("reference", own.reference))
-        for key, path in (
-            (f"{prefix}.model.path", own.model.path),
-            *(
-                (f"{prefix}.{section}.{option}", value)
-                for section, chosen in named
-                for option, value in leaves(chosen.options)
-                if isinstance(value, str)
-            ),
-        ):
-            wanted = path.removeprefix(STAGE_PREFIX)
-            if wanted != path and wanted not in earlier:
-                raise fail(
-                    key,
-                    f"{path!r} must name an earlier stage{did_you_mean(wanted, earlier)}; "
-                    f"before {stage.name!r} there are: {', '.join(earlier) or 'none'}",
-                )
-        earlier.append(stage.name)

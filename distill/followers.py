@@ -22,9 +22,10 @@ from distill.errors import CheckpointError, ConfigError
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerSpec:
     """`ema`: copy <- (1 - rate) * copy + rate * student after every step (SDFT, SDPO: 0.01 to
-    0.05). `snapshot`: copy <- student after every `every`-th step (RLSD: 10)."""
+    0.05). `snapshot`: copy <- student after every `every`-th step (RLSD: 10). `sampling`: copy <-
+    student whenever its engine asks for it."""
 
-    name: Literal["ema", "snapshot"]
+    name: Literal["ema", "snapshot", "sampling"]
     rate: float = 0.05
     every: int = 10
 
@@ -54,7 +55,7 @@ class Follower:
                     own = named[name.replace(".default.", f".{spec.name}.")]
                     own.requires_grad_(False)
                     self._pairs[name] = (parameter, own)
-        self._copy()
+        self.renew()
         averaged = self._pairs.items() if spec.name == "ema" else ()
         self._exact: dict[str, Tensor] = {
             name: own.detach().float()
@@ -63,7 +64,8 @@ class Follower:
         }
 
     @torch.no_grad()
-    def _copy(self) -> None:
+    def renew(self) -> None:
+        """Take over the student's weights as they are."""
         for theirs, own in self._pairs.values():
             own.copy_(theirs)
 
@@ -76,8 +78,8 @@ class Follower:
                 average.lerp_(theirs.to(average.dtype), self.spec.rate)
                 if average is not own:
                     own.copy_(average)
-        elif step % self.spec.every == 0:
-            self._copy()
+        elif self.spec.name == "snapshot" and step % self.spec.every == 0:
+            self.renew()
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights by the student's parameter names, for a checkpoint."""

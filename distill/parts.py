@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from distill.correction import Correction
+from distill.curriculum.samplers import TaskSampler
 from distill.objectives.base import Objective
 from distill.policy import Policy
 from distill.protocols import RolloutEngine, Teacher, View
@@ -38,6 +39,10 @@ class Parts:
     policy: Policy
     objective: Objective
     trainer: Trainer
+    sampler: TaskSampler | None = None
+    """Told of the rewards of every step; its state is part of every checkpoint."""
+    rounds: int = 0
+    """Most extra draws of tasks per step, in place of groups that teach nothing."""
     engine: RolloutEngine | None = None
     publish: Callable[[int], CheckpointRef] | None = None
     publish_every: int = 1

@@ -72,8 +72,9 @@ class View(Protocol):
 class Episode(Protocol):
     """One attempt at one task. Single use: made, run once, dropped.
 
-    It may have `choices`, the only replies that it takes first, and `close()`, which is called at
-    the end of every attempt, also of one that failed or was cut.
+    It may have `choices`, the only replies that it takes first; `graded`, False where nobody can
+    say how an attempt went, so that `reward` is not asked; and `close()`, which is called at the
+    end of every attempt, also of one that failed or was cut.
     """
 
     def reply(self, text: str) -> Turn: ...

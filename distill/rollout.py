@@ -113,7 +113,8 @@ def collect(
     """Let the student act: P tasks x G samples, task-major; each trajectory's rows in order.
 
     `key` names the step; every draw depends on (key, task, sample, turn) alone. The rewards are the
-    episodes' own; a reply cut at the token limit earns 0.
+    episodes' own; a reply cut at the token limit earns 0. Where an episode is not graded there is
+    no reward.
     """
     if not tasks:
         raise DataError("collect needs at least one task, got none")
@@ -278,9 +279,10 @@ def _finished(attempt: _Attempt, policy_version: int, rules: TurnRules) -> list[
     reward: float | None = None
     parts: dict[str, float] = {}
     error, feedback = attempt.error, attempt.feedback
+    graded = getattr(attempt.episode, "graded", True)
     if attempt.row.stop is StopReason.LENGTH and error is None:
-        reward, parts = 0.0, {"truncated": 1.0}
-    elif error is None:
+        reward, parts = 0.0 if graded else None, {"truncated": 1.0}
+    elif graded and error is None:
         assert attempt.episode is not None, "who could not start has failed"
         try:
             outcome = attempt.episode.reward()

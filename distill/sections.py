@@ -107,6 +107,9 @@ class SamplingSection:
     """Earlier turns that the student still reads; 0 is all of them."""
     rows: Literal["conversation", "turns"] = "conversation"
     """One row of training data as long as a conversation only grows, or one per turn."""
+    refresh: int = within(0, 0)
+    """Steps between two refreshes of the copy of the student that writes the replies; 0 always
+    takes the newest weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,10 +332,13 @@ class Stage:
     """One stage of a night, with the sections that it overrides."""
 
     name: str
-    kind: Literal["sft", "on_policy"]
-    """Learn from worked solutions, or from the student's own replies scored by a teacher."""
-    target: Literal["teacher", "base", "student"]
-    """`teacher` and `base` bootstrap weights for later stages; `student` is the night's work."""
+    kind: Literal["sft", "on_policy", "serve", "curriculum"]
+    """Learn from worked solutions, or from the student's own replies scored by a teacher. `serve`
+    answers a generated workload and writes its routing log; `curriculum` makes training data of
+    routing logs."""
+    target: Literal["teacher", "base", "student", "data"]
+    """`teacher` and `base` bootstrap weights for later stages; `student` is the night's work;
+    `data` is what the kinds `serve` and `curriculum` make."""
     cache: bool = False
     """Keep the weights under `cache/`, keyed by everything that they depend on."""
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -349,11 +355,14 @@ STAGE_SECTIONS: tuple[str, ...] = (
     "analyst",
     "skills",
     "data",
+    "sampler",
     "sampling",
     "reward",
     "correction",
     "trainer",
     "monitor",
     "checkpoint",
+    "curriculum",
+    "traffic",
 )
 """Sections that a stage may override."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from distill.errors import ConfigError, DataError
+from distill.messages import tools_of
 from distill.types import Message
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -49,18 +51,59 @@ class Chat:
         """The token that ends a written reply."""
         return self.stop_token_ids[0]
 
+    @cached_property
+    def stop_texts(self) -> tuple[tuple[int, str], ...]:
+        """The stop set with the text of each token; those without one are left out."""
+        texts = [(i, str(self.tokenizer.decode([i]))) for i in self.stop_token_ids]
+        return tuple((i, text) for i, text in texts if text)
+
+    @cached_property
+    def writes_reasoning(self) -> bool:
+        """Whether the template leaves room for what an assistant thinks before it answers."""
+        mark = "qzx"
+        asked = Message(role="user", content="a")
+        said = Message(role="assistant", content="b", reasoning=mark)
+        try:
+            whole, prompt = self.written([asked, said]), self.render([asked])
+        except DataError:
+            return False
+        return mark in whole and whole.startswith(prompt)
+
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt text of a conversation, ready for the assistant's next reply."""
-        if self._is_plain():
-            end = str(self.tokenizer.decode([self.end_id]))
-            # As it was sampled: a reply ends with the end token.
-            return "".join(m.content + end * (m.role == "assistant") for m in messages)
-        text = self.tokenizer.apply_chat_template(
-            [{"role": m.role, "content": m.content} for m in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-            **self.template_kwargs,
+        return self._plain(messages) if self._is_plain() else self._apply(messages, then_reply=True)
+
+    def written(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation as far as it goes, without an invitation to reply."""
+        return (
+            self._plain(messages) if self._is_plain() else self._apply(messages, then_reply=False)
         )
+
+    def _plain(self, messages: Sequence[Message]) -> str:
+        end = str(self.tokenizer.decode([self.end_id]))
+        # As it was sampled: a reply ends with the end token.
+        return "".join(m.content + end * (m.role == "assistant") for m in messages)
+
+    def _apply(self, messages: Sequence[Message], *, then_reply: bool) -> str:
+        """What the tokenizer's template writes. DataError when it refuses the conversation."""
+        from jinja2 import TemplateError
+
+        tools = tools_of(messages)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [m.as_dict() for m in messages],
+                tokenize=False,
+                add_generation_prompt=then_reply,
+                **({"tools": tools} if tools else {}),
+                **self.template_kwargs,
+            )
+        except (TemplateError, TypeError) as error:
+            # Templates raise what they do not support, or trip over what they do not expect.
+            roles = " ".join(m.role for m in messages[-6:])
+            raise DataError(
+                f"the chat template cannot write a conversation of {len(messages)} messages "
+                f"(the last are: {roles}): {error}; leave it out, or use a template that can"
+            ) from error
         return str(text)
 
     def prompts(
@@ -84,6 +127,10 @@ class Chat:
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return self.prompts([messages])[0]
 
+    def fits(self, messages: Sequence[Message], *, room: int = 0) -> bool:
+        """Whether a prompt leaves at least `room` tokens of `max_length` for a reply."""
+        return len(self.encode([self.render(messages)])[0]) + room <= self.max_length
+
     def replies(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of written replies, each closed with the end token."""
         return [(*ids, self.end_id) for ids in self.encode(texts)]
@@ -106,14 +153,7 @@ class Chat:
         if self._is_plain():
             suffix = "".join(m.content for m in messages)
         else:
-            before = str(
-                self.tokenizer.apply_chat_template(
-                    [{"role": m.role, "content": m.content} for m in history],
-                    tokenize=False,
-                    add_generation_prompt=False,
-                    **self.template_kwargs,
-                )
-            )
+            before = self.written(history)
             after = self.render([*history, *messages])
             if not after.startswith(before):
                 return None

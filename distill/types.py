@@ -15,14 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from distill.messages import Message as Message
+from distill.messages import ToolCall as ToolCall
+
 Split = Literal["train", "evolve", "gate", "test"]
 SPLITS: tuple[Split, ...] = ("train", "evolve", "gate", "test")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +35,16 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Never rendered into a prompt by itself. Known keys: `solution` (a worked reply),
     `demonstration` (an expert's reply to this very prompt), `dialogue` (a worked conversation: see
-    `Spoken`), `lesson` (what would have helped, in words), `step_lessons` (`obs_key` of a state ->
-    what would have helped there), `views` (view kind -> last user message of a privileged prompt),
-    `key` (routing key)."""
+    `Spoken`), `turn` (the messages that followed the prompt in a recorded conversation),
+    `lesson` (what would have helped, in words), `step_lessons` (`obs_key` of a state -> what would
+    have helped there), `views` (view kind -> last user message of a privileged prompt), `key`
+    (routing key). Of a recorded turn also: `turn_id`, `stage` (of the curriculum, from 1), `score`
+    (how demanding it is), `span` (which answer of the turn the prompt leads to) and `grader`."""
 
 
 def task_id(env: str, prompt: Sequence[Message]) -> str:
-    """Content hash of a prompt: 16 hex digits of SHA-256."""
-    text = json.dumps([env, [[m.role, m.content] for m in prompt]], ensure_ascii=False)
+    """Content hash of a prompt, its tools included: 16 hex digits of SHA-256."""
+    text = json.dumps([env, [m.identity() for m in prompt]], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -22,6 +22,7 @@ from evals.report_measures import (
     number,
     turns,
 )
+from evals.report_routed import read_routed
 from evals.report_samples import Sample, read_samples
 
 
@@ -73,6 +74,8 @@ class Facts:
     """Stages that learned in words ..."""
     bank: str | None
     """... and the NAME@VERSION of the skills that stand in the prompts."""
+    routed: tuple[str, ...]
+    """Sentences about the routing log that the night learned from."""
     curves: tuple[Curve, ...]
     samples: tuple[Sample, ...]
     stages: tuple[Stage, ...]
@@ -111,6 +114,7 @@ def read_facts(run_dir: Path) -> Facts:
         checks=tuple(map(_check, verdict.get("reasons") or summary.get("reasons") or ())),
         learned=read_learned(run_dir, summary.get("stages") or ()),
         bank=str(summary["bank_version"]) if summary.get("bank_version") else None,
+        routed=read_routed(summary),
         curves=_curves(run_dir / "metrics.jsonl"),
         samples=read_samples(run_dir / "samples.json", reports),
         stages=tuple(map(_stage, summary.get("stages") or ())),

@@ -39,7 +39,7 @@ def render_html(facts: Facts) -> str:
         el("style", style),
     )
     sections = (
-        *(_accuracy, _turns, _checks, skills_section, _curves, _samples),
+        *(_accuracy, _turns, _checks, _routed, skills_section, _curves, _samples),
         *(_stages, _warnings, _reproduce),
     )
     body = el(
@@ -50,6 +50,13 @@ def render_html(facts: Facts) -> str:
         el("footer", "Written by distill nightly. The same facts stand in report.md."),
     )
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+
+
+def _routed(facts: Facts) -> Html | None:
+    if not facts.routed:
+        return None
+    note = "Recorded turns became tonight's training data, from easy to hard."
+    return section("log", "Yesterday's log", note, el("ul", *(el("li", s) for s in facts.routed)))
 
 
 def _header(facts: Facts) -> Html:

@@ -31,6 +31,7 @@ def render_markdown(facts: Facts) -> str:
         _accuracy(facts),
         _turns(facts),
         _checks(facts),
+        _bullets("Yesterday's log", facts.routed),
         *_skills(facts),
         *_curves(facts),
         *_samples(facts),

@@ -9,19 +9,29 @@ from typing import Any
 
 from distill.config import Config, Stage
 from distill.correction import Correction
+from distill.curriculum.samplers import (
+    Drawn,
+    Sampler,
+    Staged,
+    TaskSampler,
+    keyed_uniform,
+    steps_for,
+)
 from distill.engines.hf import HFEngine
+from distill.engines.refreshed import RefreshedEngine
+from distill.errors import DataError
 from distill.notes import STEP_SKILL
-from distill.objectives.base import Objective, on_policy_share, option_of
+from distill.objectives.base import Objective, on_policy_share
 from distill.parts import Leaks, Parts
 from distill.protocols import RolloutEngine, View
 from distill.rollout import collect
 from distill.rows import mixed_groups
-from distill.sampler import TaskSampler, keyed_uniform
 from distill.sections import Named
+from distill.segments import stored
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import CheckpointRef, Rollout, Task, TeacherView
 from distill.worked import demonstrate
-from flows import banking, keeping, teaching, wiring
+from flows import banking, compatibility, keeping, teaching, wiring
 from flows.evolving import StageBank
 from flows.hindsight import build_hindsight
 from flows.night import Night, Student
@@ -61,27 +71,53 @@ def trainer_options(config: Config) -> TrainerOptions:
     )
 
 
-def build_engine(config: Config, student: Student) -> RolloutEngine:
-    options = wiring.engine_options(config)
-    return HFEngine(student.policy, pad_id=student.chat.pad_id, max_batch=options.max_batch)
+def build_engine(config: Config, student: Student, sampler: TaskSampler) -> RolloutEngine:
+    """Samples from the student itself or, with `sampling.refresh`, from a copy that is renewed
+    every so many steps and before the first step of a further stage of a curriculum."""
+    options, every = wiring.engine_options(config), config.sampling.refresh
+    pad_id = student.chat.pad_id
+    if not every:
+        return HFEngine(student.policy, pad_id=pad_id, max_batch=options.max_batch)
+    return RefreshedEngine(
+        student.policy,
+        is_due=lambda step: step % every == 0 or sampler.enters_stage(step + 1),
+        pad_id=pad_id,
+        max_batch=options.max_batch,
+    )
+
+
+def build_sampler(config: Config) -> Sampler:
+    """The sampler that `[sampler]` names. ConfigError for unknown names and options."""
+    sampler: Sampler = wiring.build_sampler_options(config)
+    return sampler
+
+
+def num_steps(config: Config, sampler: Sampler, num_tasks: int) -> int:
+    """Steps of a stage: `trainer.steps`, unless a staged sampler counts passes."""
+    if isinstance(sampler, Staged) and sampler.passes:
+        return steps_for(num_tasks, config.trainer.batch, sampler.passes)
+    return config.trainer.steps
 
 
 def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) -> Parts:
     """Everything one step of the stage needs."""
     config = night.config.for_stage(stage)
-    env = wiring.build_env(config)
+    env = wiring.build_env(config, night.locate)
     key = night.key(stage.name)
     tasks = env.tasks("train")
     if len(tasks) <= CHECKED_TASKS:
         student.chat.prompts([t.prompt for t in tasks])  # raises for one that does not fit
-    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=key)
-    objective = wiring.build_objective(config)
+    chosen = build_sampler(config)
+    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=key, sampler=chosen)
+    objective, steps = wiring.build_objective(config), num_steps(config, chosen, len(tasks))
+    trainer.options = replace(trainer.options, num_steps=steps)
     shared: dict[str, Any] = {
         "policy": student.policy,
         "objective": objective,
         "trainer": trainer,
         "stage": stage.name,
-        "num_steps": config.trainer.steps,
+        "num_steps": steps,
+        "sampler": sampler,
         "seed": config.run.seed,
         "pad_id": student.chat.pad_id,
         "max_error_share": config.run.max_error_share,
@@ -97,8 +133,8 @@ def _acting_parts(
 ) -> Parts:
     """Those of a stage in which the student acts."""
     config, objective = night.config.for_stage(stage), shared["objective"]
-    env, key = wiring.build_env(config), night.key(stage.name)
-    engine, sampling = build_engine(config, student), wiring.sampling_of(config)
+    env, key = wiring.build_env(config, night.locate), night.key(stage.name)
+    engine, sampling = build_engine(config, student, sampler), wiring.sampling_of(config)
 
     def play(tasks: Sequence[Task], key: str, num_samples: int) -> list[Rollout]:
         asked, turns = replace(sampling, num_samples=num_samples), wiring.turns_of(config)
@@ -130,6 +166,7 @@ def _acting_parts(
         reference=built.reference(),
         audit=built.audit(objective, actor.shown_task),
         correction=Correction(**asdict(config.correction)),
+        rounds=actor.rounds,
         num_groups=config.trainer.batch if actor.rounds else 0,
         **shared,
     )
@@ -138,9 +175,23 @@ def _acting_parts(
 def tasks_at(night: Night, stage: Stage) -> Callable[[int], list[Task]]:
     """Every task that a step of a stage may have met, refills included."""
     config = night.config.for_stage(stage)
-    tasks = wiring.build_env(config).tasks("train")
-    sampler = TaskSampler(tasks, batch=config.trainer.batch, key=night.key(stage.name))
-    rounds = option_of(wiring.build_objective(config), "refill_rounds", 0)
+    tasks = wiring.build_env(config, night.locate).tasks("train")
+    chosen = build_sampler(config)
+    key, batch = night.key(stage.name), config.trainer.batch
+    sampler = TaskSampler(tasks, batch=batch, key=key, sampler=chosen)
+    rounds = compatibility.refill_rounds(chosen, wiring.build_objective(config))
+    if chosen.reads_rewards:  # only what the stage stored can tell
+        draws = stored(night.run.stage_dir(stage.name), "draws", Drawn)
+
+        def drawn(step: int) -> list[Task]:
+            if step not in draws:
+                raise DataError(
+                    f"stage {stage.name} of {night.run.name} has not stored which tasks step "
+                    f"{step} drew, and sampler {config.sampler.name!r} cannot tell it again"
+                )
+            return [task for found in draws[step] for task in sampler.at(found)]
+
+        return drawn
 
     def met(step: int) -> list[Task]:
         refills = [sampler.extra(step, number) for number in range(1, rounds + 1)]
@@ -207,7 +258,7 @@ class _Actor:
         self._student = student
         self._key = key
         self._share = on_policy_share(objective)
-        self.rounds = option_of(objective, "refill_rounds", 0)
+        self.rounds = compatibility.refill_rounds(sampler.sampler, objective)
         self._current: dict[str, Task] = {}
         self._shown: dict[str, Task] = {}
 

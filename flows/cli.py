@@ -15,7 +15,18 @@ import typer
 
 import distill
 from distill.errors import DistillError
-from flows import cli_bench, cli_compare, cli_models, cli_night, cli_runs, cli_setup, cli_skills
+from flows import (
+    cli_bench,
+    cli_compare,
+    cli_curriculum,
+    cli_forget,
+    cli_logs,
+    cli_models,
+    cli_night,
+    cli_runs,
+    cli_setup,
+    cli_skills,
+)
 from flows.identity import foreign_packages
 from flows.output import say
 
@@ -26,7 +37,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
-for _module in (cli_night, cli_compare, cli_models, cli_skills, cli_runs, cli_bench, cli_setup):
+for _module in (
+    *(cli_night, cli_compare, cli_models, cli_skills, cli_logs, cli_curriculum, cli_forget),
+    *(cli_runs, cli_bench, cli_setup),
+):
     _module.register(app)
 
 # Typer does not export the base of its usage errors.

@@ -28,6 +28,8 @@ from flows.configs import layer, packaged, split, toml_key, toml_value
 
 DEFAULT_PRESET = "compare"
 OVERRIDABLE: tuple[str, ...] = (
+    "data",
+    "sampler",
     "teacher",
     "view",
     "reference",
@@ -41,7 +43,8 @@ OVERRIDABLE: tuple[str, ...] = (
     "trainer",
     "monitor",
 )
-"""Sections that a contender may override; student, tasks and evaluation are the same for all."""
+"""Sections that a contender may override. `data` is what it trains on: student and evaluation are
+the same for all."""
 SET_HERE = {
     "run.seed": "compare.seeds",
     "evals.tasks_per_domain": "compare.tasks_per_domain",

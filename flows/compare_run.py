@@ -136,6 +136,8 @@ class _Running:
         parts = build_parts(night, stage, student, trainer)
         folder = night.run.stage_dir(stage.name)
         at = load_newest(folder, student.policy, trainer)
+        if parts.sampler is not None:
+            parts.sampler.restore(at.sampler)
         running = cls(
             comparison=comparison,
             name=name,
@@ -202,7 +204,7 @@ class _Running:
     def is_over(self) -> bool:
         """Budget spent, collapsed, or more steps than the configuration allows."""
         if self.stopped is None and self.point < self.comparison.settings.points:
-            if self.at.step < self.config.trainer.steps:
+            if self.at.step < self.parts.num_steps:
                 return False
             self.stopped = (
                 f"trainer.steps = {self.at.step} came first: {self.at.tokens:,} of "
@@ -222,6 +224,7 @@ class _Running:
             policy_version=step,
             tokens=self.at.tokens + spent,
             seconds=self.at.seconds + seconds,
+            sampler=self.parts.sampler.state if self.parts.sampler else {},
         )
         self.rows.append(row)
         self.unsaved += 1

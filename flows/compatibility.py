@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from distill.config import Config
+from distill.curriculum.samplers import Staged
 from distill.errors import ConfigError
-from distill.objectives.base import Objective, on_policy_share
+from distill.objectives.base import Objective, on_policy_share, option_of
 from flows import hindsight, teaching, texting, usable
 
+RECORDED = "routing"
+"""The environment of recorded turns: a log seldom knows what would be right."""
 TRUNCATED = "training replies must come from the untruncated distribution"
 
 
@@ -147,6 +151,52 @@ def check_worked(config: Config, where: str) -> None:
     if config.skills.show and not config.skills.bank:
         raise ConfigError(f"{where}: skills.show needs a bank; set skills.bank to its name")
     usable.require_bank(config, where)
+
+
+def check_worked_sampler(config: Config, sampler: Any, where: str) -> None:
+    """Worked solutions earn no reward, and nobody samples."""
+    if sampler.reads_rewards:
+        raise ConfigError(
+            f"{where} learns from worked solutions, which earn no reward, but sampler.name = "
+            f'{config.sampler.name!r} chooses by rewards; use "uniform" or "staged"'
+        )
+    if config.sampling.refresh:
+        raise ConfigError(
+            f"{where} learns from worked solutions and samples nothing, so sampling.refresh = "
+            f"{config.sampling.refresh} has no effect; remove it"
+        )
+
+
+def check_sampler(config: Config, sampler: Any, objective: Objective, where: str) -> None:
+    """What chooses by rewards needs rewards, and differences between them."""
+    rewarded = config.data.name != RECORDED
+    if not rewarded and (sampler.reads_rewards or "rewards" in objective.needs):
+        asks = f"sampler {config.sampler.name!r}"
+        if "rewards" in objective.needs:
+            asks = f"objective {objective.name!r}"
+        raise ConfigError(
+            f"{where}: {asks} needs rewards, and a reply to a recorded turn earns none; use an "
+            'objective with a teacher such as "gkd", and the sampler "staged" or "uniform"'
+        )
+    if sampler.reads_rewards and config.sampling.num_samples < 2:
+        raise ConfigError(
+            f"{where}: sampler.name = {config.sampler.name!r} looks at how often a prompt is "
+            f"solved, so sampling.num_samples must be at least 2, found "
+            f"{config.sampling.num_samples}"
+        )
+    refill_rounds(sampler, objective)
+
+
+def refill_rounds(sampler: Any, objective: Objective) -> int:
+    """Most extra draws per step, asked for by the sampler or by the objective, never by both."""
+    rounds = int(option_of(objective, "refill_rounds", 0))
+    if rounds and (sampler.rounds or isinstance(sampler, Staged)):
+        raise ConfigError(
+            f"objective.refill_rounds = {rounds} draws other tasks in place of groups that teach "
+            'nothing, and so does sampler.name = "refill", while "staged" gives every task '
+            "exactly once; set objective.refill_rounds = 0"
+        )
+    return rounds or sampler.rounds
 
 
 def _check_turns(config: Config, objective: Objective, where: str) -> None:

@@ -21,7 +21,7 @@ from distill.types import CheckpointRef, EvalReport, Reason, Rollout, Split, Tas
 from evals.gate import decide
 from evals.report import build
 from evals.suite import EvalSettings, correctness, run_suite, select
-from flows import banking, registry, teaching, wiring
+from flows import banking, curricula, registry, routed, teaching, wiring
 from flows.acting import SkillPrompts
 from flows.night import Night, Student, base_name, load_student
 from flows.stages import read_result
@@ -39,7 +39,7 @@ def evaluate(night: Night, who: Who) -> EvalReport | None:
     path = night.run.eval_path(who)
     if path.exists():
         return from_json(EvalReport, read_json(path), where=str(path))
-    config = night.config.for_stage(night.student_stages[-1])
+    config = wiring.judged(night.config.for_stage(night.student_stages[-1]), night.config)
     if who == "teacher" and not (config.evals.teacher and config.teacher.name == "local"):
         return None
     student, policy, role, name = _subject(night, config, who)
@@ -251,6 +251,8 @@ def write_summary(night: Night, warnings: Sequence[str]) -> Mapping[str, Any]:
         "adapter_sha256": result.digest,
         "start_sha256": checkpoint_ref(night.start, base=result.base).digest,
         "bank_version": banking.version_of(night, start=verdict.decision != "promote"),
+        "curricula": curricula.told(night),
+        "traffic": routed.traffic_of(night),
         "warnings": [*_told(warnings, stages), *_left_out(night)],
     }
     write_json(night.run.summary_path, summary)

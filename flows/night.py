@@ -132,8 +132,8 @@ class Night:
         """Prefix of every random key of a stage. Another night draws other tasks, but makes the
         same teacher and base: those may come from the cache."""
         number = 0
-        if self.config.stage(stage).target == "student":
-            number = read_json(self.run.path / "night.json")["number"]
+        if self.config.stage(stage).target in ("student", "data"):
+            number = self._record.get("number", 0)
         return f"{self.config.run.seed}/{number}/{stage}"
 
 

@@ -17,7 +17,7 @@ from distill.config import STAGE_PREFIX, Config, Stage
 from distill.errors import CheckpointError, DataError
 from distill.models import pick_device, weights_file
 from distill.rundir import digest_file, digest_json, from_json, read_json, staged_dir, write_json
-from flows import wiring
+from flows import data_stages, wiring
 from flows.night import Night
 from flows.training import StageResult, first_weights, train
 
@@ -37,6 +37,8 @@ def run_stage(night: Night, stage: Stage) -> StageResult:
     if final.exists():
         verify_manifest(final)
         return read_result(final)
+    if stage.target == "data":
+        return data_stages.make(night, stage)
     key = cache_key(night, stage) if stage.cache else None
     kept = night.home / "cache" / "stages" / key if key else None
     if kept is not None and kept.exists():
@@ -66,7 +68,7 @@ def cache_key(night: Night, stage: Stage) -> str:
     own = night.config.for_stage(stage)
     config, acts = own.to_dict(), stage.kind == "on_policy"
     chosen = (
-        *("model", "teacher", "view", "reference", "objective", "data"),
+        *("model", "teacher", "view", "reference", "objective", "data", "sampler"),
         *("sampling", "correction", "trainer", "monitor"),
         *(("reward", "analyst", "skills") if acts or _has_analyst(stage, own) else ()),
     )
@@ -114,7 +116,8 @@ def _outer_inputs(night: Night, stage: Stage, own: Config) -> dict[str, Any]:
         if adapter and not adapter.startswith(STAGE_PREFIX):
             found[f"{role}.adapter"] = digest_file(weights_file(Path(adapter)))
     if own.data.name not in GENERATED:
-        found["tasks"] = digest_json(list(wiring.build_env(own).tasks("train")))
+        env = wiring.build_env(own, night.locate)
+        found["tasks"] = getattr(env, "digest", None) or digest_json(list(env.tasks("train")))
     first = first_weights(night, stage)
     if first is not None:
         found["first"] = [digest_file(weights_file(first)), night.key(stage.name)]

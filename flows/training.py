@@ -91,6 +91,8 @@ def _attempt(
     # Before the checkpoint is loaded: a self-teacher of full weights copies the first ones.
     parts = build_parts(night, stage, student, trainer)
     progress = load_newest(folder, student.policy, trainer)
+    if parts.sampler is not None:
+        parts.sampler.restore(progress.sampler)
     tracker = open_tracker(night.run, config, stage.name)
     segments = Segments(folder, progress.step + 1) if stage.kind == "on_policy" else None
     loop = _Loop(night=night, stage=stage, config=config, student=student, parts=parts, back=back)
@@ -137,7 +139,7 @@ def _finish(loop: _Loop, progress: Progress) -> StageResult:
         save_weights(student.policy, student.chat.tokenizer, partial)
         write_json(partial / "stage.json", result)
         write_manifest(partial)
-    note = f"stopped after step {progress.step} of {loop.config.trainer.steps}" if back else ""
+    note = f"stopped after step {progress.step} of {loop.parts.num_steps}" if back else ""
     night.progress.stage_done(stage.name, result.seconds, note)
     return result
 
@@ -164,7 +166,7 @@ class _Loop:
 
     @property
     def last(self) -> int:
-        return self.back.healthy_step if self.back else self.config.trainer.steps
+        return self.back.healthy_step if self.back else self.parts.num_steps
 
     @property
     def monitor(self) -> Monitor:
@@ -191,6 +193,7 @@ class _Loop:
                 tokens=at.tokens + report.update.num_tokens,
                 seconds=before + time.monotonic() - began,
                 monitor=found.state,
+                sampler=self.parts.sampler.state if self.parts.sampler else {},
             )
             tracker.log(row | {"seconds": at.seconds}, step)
             self.night.progress.step(self.stage.name, step, row)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from distill.config import TERMS, Config, Stage
+from distill.config_check import STAGE_PREFIX
 from distill.errors import ConfigError
 from distill.models import pick_device
 from distill.objectives.base import Objective
@@ -43,11 +45,21 @@ def check(config: Config) -> None:
         )
     for stage in config.stages:
         check_stage(config.for_stage(stage), stage)
+    if config.data.name == compatibility.RECORDED:
+        raise ConfigError(
+            f"[data] name = {compatibility.RECORDED!r} has nothing to evaluate on; name the tasks "
+            "of the evaluation in [data], and recorded turns in [stage.data] of student stages"
+        )
 
 
 def check_stage(config: Config, stage: Stage) -> None:
     where = f"stage {stage.name!r}"
-    objective = build_objective(config)
+    if stage.target == "data":
+        from flows import data_stages  # which needs everything that trains
+
+        data_stages.check(config, stage, where)
+        return
+    objective, sampler = build_objective(config), build_sampler_options(config)
     engine_options(config)
     if stage.cache and config.skills.bank and stage.target == "student":
         raise ConfigError(
@@ -55,7 +67,7 @@ def check_stage(config: Config, stage: Stage) -> None:
             "cache would leave out; set cache = false for this stage"
         )
     env = build_env(config)
-    if not len(env.tasks("train")):
+    if not is_made(config) and not len(env.tasks("train")):
         raise ConfigError(f"{where}: data.name = {config.data.name!r} has no task in split 'train'")
     pick_device(config.model.device)
     if stage.kind == "sft":
@@ -65,12 +77,14 @@ def check_stage(config: Config, stage: Stage) -> None:
                 f'{", ".join(sorted(objective.needs))}; use objective.name = "sft", or '
                 'kind = "on_policy"'
             )
+        compatibility.check_worked_sampler(config, sampler, where)
         if stage.target == "student":
             compatibility.check_worked(config, where)
         return
     compatibility.check_on_policy(config, objective, where)
+    compatibility.check_sampler(config, sampler, objective, where)
     # Environments that say beforehand which domains their tasks have.
-    known = getattr(env, "domains", getattr(env, "generators", ()))
+    known = () if is_made(config) else getattr(env, "domains", getattr(env, "generators", ()))
     compatibility.check_routes(config, known, where)
     if config.teacher.name:
         build_view(config, None, None)  # refuses a template without its placeholders
@@ -103,17 +117,42 @@ def build_objective(config: Config) -> Objective:
     return total
 
 
-def build_env(config: Config) -> Env:
+def build_env(config: Config, locate: Callable[[str], Path] | None = None) -> Env:
+    """The environment of [data]. `locate` finds what an earlier stage made; without it such an
+    environment can only be checked, not read."""
     from evals.envs import build_env as build
 
     if not config.data.name:
         raise ConfigError('data.name is missing: where do the tasks come from? e.g. "jsonl"')
-    return build(config.data.name, config.data.options, seed=config.run.seed)
+    options = dict(config.data.options)
+    if locate is not None and is_made(config):
+        options["path"] = str(locate(str(options["path"])))
+    return build(config.data.name, options, seed=config.run.seed)
+
+
+def is_made(config: Config) -> bool:
+    """Whether the tasks are what an earlier stage of the run makes."""
+    return str(config.data.options.get("path", "")).startswith(STAGE_PREFIX)
+
+
+def judged(config: Config, shared: Config) -> Config:
+    """The configuration that a student stage is evaluated with: recorded turns have no evaluation
+    tasks, so its tasks are then those of the shared [data]."""
+    return (
+        replace(config, data=shared.data) if config.data.name == compatibility.RECORDED else config
+    )
 
 
 def engine_options(config: Config) -> HFOptions:
     options: HFOptions = construct(config.engine, ENGINES, "engine", config)
     return options
+
+
+def build_sampler_options(config: Config) -> Any:
+    """The options of [sampler], checked."""
+    from distill.curriculum.samplers import SAMPLERS
+
+    return construct(config.sampler, SAMPLERS, "sampler", config)
 
 
 def build_view(config: Config, chat: Chat | None, task_of: Callable[[str], Any] | None) -> View:

@@ -1,6 +1,6 @@
-"""What instructions to a model, personal data and keys look like. Tables for `skills.safety`.
+"""What instructions to a model look like, as a table for `skills.safety`.
 
-Instruction patterns are matched on folded text (`safety.fold`), the others on the text as it is.
+Instruction patterns are matched on folded text (`safety.fold`), the other on the text as it is.
 """
 
 from __future__ import annotations
@@ -128,41 +128,4 @@ INSTRUCTIONS: tuple[tuple[int, str, str], ...] = (
 
 COMPILED = tuple((risk, why, re.compile(pattern)) for risk, why, pattern in INSTRUCTIONS)
 
-PERSONAL: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("an e-mail address", re.compile(r"[\w.+-]+\s?(?:@|\[at\]|\(at\))\s?[\w-]+(?:\.[\w-]+)+")),
-    (
-        "a key or token",
-        re.compile(
-            r"\b(?:sk|pk|rk)[-_](?:\w+[-_])?[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}"
-            r"|\bgithub_pat_\w{20,}|\bAKIA[0-9A-Z]{16}\b|\bxox[abprs]-[\w-]{10,}"
-            r"|\bAIza[\w-]{30,}|\bhf_[A-Za-z0-9]{20,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-            r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
-        ),
-    ),
-    (
-        "a password",
-        re.compile(
-            r"\b(?:password|passwd|passcode|pwd|secret|api[ _-]?key|token)\s*(?:[:=]|\bis\b)\s*"
-            r"(?=\S*[\d!$%&#])[^\s,;]{6,}",
-            re.I,
-        ),
-    ),
-    ("a network address", re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")),
-    ("a network address", re.compile(r"\b(?:[0-9a-f]{1,4}:){4,7}[0-9a-f]{1,4}\b", re.I)),
-    ("an identity number", re.compile(r"(?<!\d)\d{3}-\d{2}-\d{4}(?!\d)")),
-    (
-        "an account number",
-        re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){3,7}(?: ?[A-Z0-9]{1,3})?\b"),
-    ),
-    (
-        "a phone number",
-        re.compile(
-            r"(?<![\w.])\+\d{1,3}[ .-]?(?:\(?\d{1,4}\)?[ .-]?){2,5}\d{2,4}(?!\w)"
-            r"|(?<![\w.-])(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\w-])"
-            r"|\b(?:phone|tel|call|mobile|whatsapp)\b\D{0,12}\d[\d ().-]{7,}\d",
-            re.I,
-        ),
-    ),
-)
-CARD = re.compile(r"(?<![\d.])\d(?:[ -]?\d){12,18}(?![\d.])")
 BLOB = re.compile(r"(?<![\w/+])(?=[\w+/=-]*\d)(?=[\w+/=-]*[A-Z])[A-Za-z0-9+/_-]{60,}={0,2}")

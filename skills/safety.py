@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from distill.curriculum.pii_rules import KINDS, find
 from skills.items import SkillItem
-from skills.phrases import BLOB, CARD, COMPILED, PERSONAL
+from skills.phrases import BLOB, COMPILED
 
 Check = Literal["leak", "personal", "instruction", "hidden", "length"]
 MAX_CHARACTERS = 6000
@@ -57,7 +58,7 @@ def inspect(
     found = [
         *_hidden(raw),
         *_instructions(plain),
-        *_personal(unicodedata.normalize("NFKC", raw)),
+        *_personal(raw),
         *_length(item, len(raw), max_characters),
     ]
     if secrets is not None:
@@ -162,26 +163,9 @@ def _instructions(plain: str) -> Iterator[Finding]:
 
 
 def _personal(text: str) -> Iterator[Finding]:
-    for what, pattern in PERSONAL:
-        match = pattern.search(text)
-        if match and (what != "a network address" or _is_address(match.group())):
-            yield Finding(check="personal", severity=4, text=f"{what}: {_masked(match.group())}")
-    for match in CARD.finditer(text):
-        digits = re.sub(r"\D", "", match.group())
-        if _luhn(digits):
-            yield Finding(check="personal", severity=4, text=f"a card number: {_masked(digits)}")
-            break
-
-
-def _is_address(text: str) -> bool:
-    return ":" in text or all(int(part) < 256 for part in text.split("."))
-
-
-def _luhn(digits: str) -> bool:
-    """The check digit of payment cards."""
-    values = [int(d) for d in reversed(digits)]
-    doubled = [v if i % 2 == 0 else sum(divmod(2 * v, 10)) for i, v in enumerate(values)]
-    return sum(doubled) % 10 == 0 and len(set(digits)) > 1
+    for start, end, kind in find(text):
+        shown = f"{KINDS[kind]}: {_masked(text[start:end])}"
+        yield Finding(check="personal", severity=4, text=shown)
 
 
 def _masked(text: str) -> str:

@@ -25,6 +25,7 @@ ENVS: dict[str, str] = {
     "dataset": "evals.envs.table:Dataset",
     "textworld": "evals.envs.textworld:TextWorldEnv",
     "verifiers": "evals.envs.verifiers_env:VerifiersEnv",
+    "routing": "evals.envs.routing:Routing",
 }
 
 

@@ -43,24 +43,31 @@ def check_disjoint(splits: Mapping[Split, Iterable[Task]]) -> None:
 
 
 class SingleTurn:
-    """An episode of one reply. `reward` is what the grader said of that reply."""
+    """An episode of one reply. `reward` is what the grader said of that reply; without a grader
+    nobody says anything, and there is no reward."""
 
-    def __init__(self, task: Task, grade: Grader) -> None:
+    def __init__(self, task: Task, grade: Grader | None) -> None:
+        self.graded = grade is not None
         self._task = task
         self._grade = grade
+        self._replied = False
         self._reward: Reward | None = None
 
     def reply(self, text: str) -> Turn:
-        if self._reward is not None:
+        if self._replied:
             raise DataError(
                 f"task {self._task.id} takes one reply and got a second; start a new episode"
             )
+        self._replied = True
+        if self._grade is None:
+            return Turn(done=True)
         self._reward = self._grade(text, self._task)
         return Turn(reward=self._reward.value, done=True)
 
     def reward(self) -> Reward:
         if self._reward is None:
-            raise DataError(f"task {self._task.id} has no reward before its reply")
+            when = "before its reply" if self.graded else "because it has no grader"
+            raise DataError(f"task {self._task.id} has no reward {when}")
         return self._reward
 
 

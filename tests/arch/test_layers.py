@@ -31,6 +31,8 @@ ALLOWED = {
     "prefect": ("flows/nightly.py", "flows/schedule.py"),
     "wandb": ("distill/tracking.py",),
     "datasets": ("evals/envs/*.py", "distill/curriculum/*.py"),
+    "scipy": ("distill/curriculum/*.py",),
+    "rensa": ("distill/overlap.py",),
     "reasoning_gym": ("evals/envs/gym*.py",),
     "typer": ("flows/*.py",),
 }
@@ -42,7 +44,8 @@ DISTRIBUTIONS = {"faiss": "faiss-cpu", "reasoning_gym": "reasoning-gym"}
 BROUGHT = {
     "tokenizers": "transformers",
     "huggingface_hub": "transformers",
-    "pyarrow": "datasets",
+    "pydantic_core": "pydantic",
+    "jinja2": "torch",
     "click": "typer",
 }
 """Packages that a named dependency always brings and exposes in its own interface."""

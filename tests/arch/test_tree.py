@@ -17,7 +17,11 @@ UNSAFE_CALLS = {"torch.load", "eval", "exec", "os.system", "os.popen"}
 UNSAFE_KEYWORDS = {"shell", "trust_remote_code", "allow_pickle"}
 
 HOST = re.compile(r"https?://(?!127\.0\.0\.1|localhost|\[::1\]|www\.w3\.org\b)[\w.-]+", re.I)
-ADDRESS = re.compile(r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b)\d{1,3}(?:\.\d{1,3}){3}\b")
+ADDRESS = re.compile(
+    # Loopback, every interface, and the three blocks that documents may use (RFC 5737).
+    r"\b(?!127\.0\.0\.1\b|0\.0\.0\.0\b|192\.0\.2\.|198\.51\.100\.|203\.0\.113\.)"
+    r"\d{1,3}(?:\.\d{1,3}){3}\b"
+)
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:root|home|work|opt|mnt|Users)/\w+")
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
 

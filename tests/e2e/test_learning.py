@@ -6,12 +6,12 @@ import copy
 
 import pytest
 
+from distill.curriculum.samplers import TaskSampler
 from distill.engines.hf import HFEngine
 from distill.models import build_model, char_tokenizer
 from distill.objectives import GKD, SFT
 from distill.policy import Policy
 from distill.rollout import collect
-from distill.sampler import TaskSampler
 from distill.sections import ModelBuild
 from distill.step import Parts, on_policy_step
 from distill.tokens import Chat

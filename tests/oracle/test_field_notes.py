@@ -11,12 +11,12 @@ from distill.asking import own_view
 from distill.batch import collate
 from distill.body import require_known_head
 from distill.config import Layer, load
+from distill.curriculum.samplers import TaskSampler
 from distill.errors import ConfigError
 from distill.logprobs import Head, predictor_rows
 from distill.models import eos_token_ids, new_adapter
 from distill.objectives import OBJECTIVES, SDPO, SFT
 from distill.policy import AdapterSpec
-from distill.sampler import TaskSampler
 from distill.tokens import Chat
 from distill.types import Message, Task
 from flows import wiring

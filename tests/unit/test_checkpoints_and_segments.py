@@ -18,12 +18,12 @@ from distill.checkpoint import (
     save_checkpoint,
     verify_manifest,
 )
+from distill.curriculum.samplers import EPOCH_LIMIT, TaskSampler
 from distill.errors import CheckpointError, DataError, DistillError, PreflightError
 from distill.followers import FollowerSpec
 from distill.models import checkpoint_ref, load_model, load_trained_weights, new_adapter
 from distill.objectives import SFT
 from distill.policy import AdapterSpec, Policy
-from distill.sampler import EPOCH_LIMIT, TaskSampler
 from distill.segments import Segments, stored
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import Rollout, Scores

@@ -1,0 +1,287 @@
+"""From a log store to a curriculum: turns with outcomes and demand, the boundary, and stages.
+
+Two passes over the store, a bucket of sessions at a time: the first looks at a sample of turns and
+fits the model of demand, the second does everything else. Memory holds one bucket and a few numbers
+per turn; texts go straight to disk. The result depends on the stored turns, the options and the
+seed alone. Source: NeoHorse-1, arXiv 2609.08183; where it gives no formula, the parts say whose.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from distill.curriculum.choose import choose
+from distill.curriculum.contamination import Suites
+from distill.curriculum.demand import (
+    Calibration,
+    Demand,
+    DemandInput,
+    fallback_demand,
+    given_demand,
+    logged_demand,
+)
+from distill.curriculum.demand_fit import DemandModel, fit_demand
+from distill.curriculum.demand_sample import FitSample, Observation, label_observations
+from distill.curriculum.examples import Example, ExampleWriter
+from distill.curriculum.light import Light, write_rows
+from distill.curriculum.nearby import Entry, family_of, near_duplicates, text_of
+from distill.curriculum.options import CurriculumSection
+from distill.curriculum.profile import Profile, admissible, merge
+from distill.curriculum.store import LogStore
+from distill.curriculum.summary import SUMMARY, summary_of
+from distill.curriculum.turns import UserTurn
+from distill.curriculum.walk import Fits, Found, Tally, Walker
+from distill.errors import DataError
+from distill.rundir import write_json
+
+SAMPLE = 20_000
+"""Turns behind the model of demand, at most; buckets are read until there are so many."""
+MOST_LOOKED_AT = 5 * SAMPLE
+"""Turns that are looked at for them: few may have an outcome."""
+MODEL = "demand.json"
+FILES_PER_BUCKET = 200
+MOST_JOBS = 4
+WORTH_JOBS = 20_000
+"""Turns from which further processes pay for their start."""
+
+
+class Judge(Protocol):
+    """A model that is asked about turns; None or NOT_EVALUATED where it does not say."""
+
+    def profiles(self, turns: Sequence[tuple[UserTurn, Profile]]) -> list[Profile]: ...
+
+    def demands(self, wanted: Sequence[DemandInput]) -> list[tuple[float, ...] | None]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demands:
+    """Who says how much a turn demands, for the whole log."""
+
+    method: str
+    model: DemandModel | None = None
+    calibration: Calibration | None = None
+    note: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """What a summary says about it."""
+        quality = None
+        if self.calibration is not None:
+            quality = asdict(self.calibration)
+        return {"method": self.method, "note": self.note, "calibration": quality}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What every bucket needs; it can be sent to another process."""
+
+    store: Path
+    out: Path
+    options: CurriculumSection
+    demands: Demands
+    suites: Suites | None = None
+    fits: Fits | None = None
+
+
+def build(
+    store: LogStore,
+    options: CurriculumSection,
+    out: Path,
+    *,
+    seed: int = 0,
+    suites: Suites | None = None,
+    fits: Fits | None = None,
+    judge: Judge | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Write a curriculum into the empty folder `out` and return its summary.
+
+    `progress` gets (buckets done, all buckets). A large log is worked on by several processes, for
+    which `suites` and `fits` must be picklable; the result is the same. DataError when nothing of
+    the log can be used.
+    """
+    demands = _demands(store, options, judge)
+    if demands.model is not None:
+        demands.model.save(out / MODEL)
+    work = Work(
+        store=store.path, out=out, options=options, demands=demands, suites=suites, fits=fits
+    )
+    light, tally = Light(), Tally()
+    for number, (part, counted) in enumerate(_parts(work, store, judge), start=1):
+        light.extend(part)
+        tally.add(counted)
+        if progress is not None:
+            progress(number, store.num_buckets)
+    made = choose(light.table(), options, out, seed=seed, num_buckets=store.num_buckets)
+    summary = summary_of(store, made, tally, demands.record())
+    write_json(out / SUMMARY, summary)
+    return summary
+
+
+def _parts(work: Work, store: LogStore, judge: Judge | None) -> Iterator[tuple[Light, Tally]]:
+    """What every bucket gives, in order."""
+    jobs, numbers = helpers(store.num_turns), range(store.num_buckets)
+    if judge is not None or jobs == 1:
+        for number in numbers:
+            yield bucket(work, number, store, judge)
+        return
+    # Spawned, not forked: the parent may hold threads of a tensor library.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_start, initargs=(work,)
+    ) as pool:
+        yield from pool.map(_bucket_elsewhere, numbers)
+
+
+def helpers(num_turns: int) -> int:
+    """Processes that work on a log of so many turns; 1 is this one alone."""
+    return min(os.cpu_count() or 1, MOST_JOBS) if num_turns >= WORTH_JOBS else 1
+
+
+_work: Work | None = None
+
+
+def _start(work: Work) -> None:
+    """Begin a helping process."""
+    global _work
+    _work = work
+
+
+def _bucket_elsewhere(number: int) -> tuple[Light, Tally]:
+    assert _work is not None
+    with LogStore.open(_work.store) as store:
+        return bucket(_work, number, store, None)
+
+
+def bucket(work: Work, number: int, store: LogStore, judge: Judge | None) -> tuple[Light, Tally]:
+    """Write the examples and light rows of one bucket; return its numbers."""
+    walker = Walker(store=store, suites=work.suites, fits=work.fits, contexts=work.options.contexts)
+    found = walker.bucket(number)
+    _judge(found, judge)
+    _drop_near(found, work.options.near_duplicate)
+    given = _estimates(found, work.demands, judge)
+    with ExampleWriter(work.out, first=number * FILES_PER_BUCKET) as writer:
+        places = writer.add([_example(f) for f in found if f.reason is None])
+    light = Light()
+    light.add(found, given, places)
+    write_rows(work.out, number, found, given)
+    return light, walker.tally
+
+
+# -- demand --------------------------------------------------------------------------------------
+
+
+def _demands(store: LogStore, options: CurriculumSection, judge: Judge | None) -> Demands:
+    if options.demand == "judge" and judge is None:
+        raise DataError('curriculum.demand = "judge" needs somebody to ask; set curriculum.judge')
+    if options.demand != "fitted":
+        return Demands(method=options.demand)
+    sample, walker, looked_at = FitSample(SAMPLE), Walker(store=store), 0
+    for number in range(store.num_buckets):
+        for found in walker.bucket(number):
+            looked_at += 1
+            if found.demand is not None:
+                sample.add(found.turn.id, found.turn.session_id, found.demand, observed(found))
+        if sample.num_seen >= SAMPLE or looked_at >= MOST_LOOKED_AT:
+            break
+    try:
+        model, calibration = fit_demand(sample)
+    except DataError as error:
+        note = f"{error}; the logged prediction stands in, or a flat demand where there is none"
+        return Demands(method="fallback", note=note)
+    if not calibration.is_useful:
+        note = (
+            f"a model fitted on {model.num_turns:,} turns predicts outcomes no better than the "
+            "tier that served; the logged prediction stands in, or a flat demand without one"
+        )
+        return Demands(method="fallback", calibration=calibration, note=note)
+    known = [tier for tier, is_known in enumerate(model.identified) if is_known]
+    note = f"fitted on {model.num_turns:,} turns; tiers served often enough: {known}"
+    return Demands(method="fitted", model=model, calibration=calibration, note=note)
+
+
+def observed(found: Found) -> list[Observation]:
+    """What a turn says about its demand: how it went at the tier that answered, and its label."""
+    seen: list[Observation] = []
+    tier = found.turn.served.tier if found.turn.served is not None else None
+    if tier is not None and found.judged.verifiable and not found.turn.cached:
+        seen.append(Observation(tier, found.judged.result == "success"))
+    label = found.aligned
+    # A label that only repeats the decision is the router's word, not an outcome.
+    if label.label is not None and label.reason in ("retrospective", "explicit_downvote"):
+        seen += label_observations(label.label, label.weight)
+    return seen
+
+
+def _estimates(found: Sequence[Found], demands: Demands, judge: Judge | None) -> list[Demand]:
+    given: list[Demand | None] = [None] * len(found)
+    asked = [i for i, f in enumerate(found) if f.demand is not None]
+    inputs = [f.demand for f in found if f.demand is not None]
+    if demands.model is not None:
+        families = [found[i].family for i in asked]
+        for i, demand in zip(asked, demands.model.demands(inputs, families), strict=True):
+            given[i] = demand
+    elif demands.method == "judge":
+        assert judge is not None
+        for i, probs in zip(asked, judge.demands(inputs), strict=True):
+            given[i] = None if probs is None else given_demand(probs, "judge")
+    elif demands.method == "logged":
+        given = [logged_demand(f.turn.prediction) for f in found]
+    return [
+        demand or fallback_demand(f.turn.prediction) for f, demand in zip(found, given, strict=True)
+    ]
+
+
+# -- what is left out ----------------------------------------------------------------------------
+
+
+def _judge(found: Sequence[Found], judge: Judge | None) -> None:
+    """Let a judge fill in and lower the profiles of what may become an example."""
+    if judge is None:
+        return
+    asked = [f for f in found if f.reason is None]
+    views = judge.profiles([(f.turn, f.profile) for f in asked])
+    for one, view in zip(asked, views, strict=True):
+        one.profile = merge(one.profile, view)
+        good, why = admissible(one.profile, one.judged)
+        one.sft = one.sft and good
+        if not (one.sft or one.opd):
+            one.reason = why
+
+
+def _drop_near(found: Sequence[Found], threshold: float) -> None:
+    """Leave out turns that nearly repeat an earlier one of their session."""
+    if not threshold:
+        return
+    entries = [
+        Entry(
+            id=f.turn.id,
+            family=family_of(f.turn.source, f.turn.session_id, f.turn.messages),
+            text=text_of((*f.prompt[-1:], *f.response)),
+            ts=f.turn.ts,
+        )
+        for f in found
+        if f.reason is None
+    ]
+    repeated = {d.id for d in near_duplicates(entries, threshold=threshold)}
+    for one in found:
+        if one.turn.id in repeated:
+            one.reason = "near_duplicate"
+
+
+def _example(found: Found) -> Example:
+    turn = found.turn
+    return Example(
+        id=turn.id,
+        session_id=turn.session_id,
+        source=turn.source,
+        scene=found.scene.name,
+        prompt=found.prompt,
+        turn=found.response,
+        tools=turn.tools,
+    )
