@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
 from distill.errors import DataError
@@ -79,6 +79,21 @@ class Message:
         if self.name is not None:
             found["name"] = self.name
         return found
+
+    def as_completion(self) -> dict[str, Any]:
+        """The same for an OpenAI-compatible endpoint, which wants arguments as text."""
+        found = self.as_dict()
+        for call, own in zip(found.get("tool_calls", ()), self.tool_calls, strict=False):
+            call["function"]["arguments"] = own.arguments
+        return found
+
+    def to_row(self) -> dict[str, Any]:
+        """Plain JSON under the names of the fields; what is empty is left out."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        row = {name: value for name, value in found.items() if value or name in _ALWAYS}
+        if self.tool_calls:
+            row["tool_calls"] = [asdict(call) for call in self.tool_calls]
+        return row
 
     def identity(self) -> list[Any]:
         """What tells it from other messages, for hashes: role and content, and the rest if any."""

@@ -164,7 +164,7 @@ def _pack(record: Any) -> dict[str, Any]:
         row["logprobs"] = [x for a, b in spans for x in record.logprobs[a:b]]
         row["reward_parts"] = dict(record.reward_parts)
         if record.history:
-            row["history"] = [{"role": m.role, "content": m.content} for m in record.history]
+            row["history"] = [m.to_row() for m in record.history]
     return row
 
 

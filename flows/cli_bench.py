@@ -29,14 +29,22 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench_app, name="bench")
     example = "Example: distill bench skills --only search --size 10000 --size 100000"
     bench_app.command("skills", epilog=example)(skills)
+    example = "Example: distill bench logs --rows 100000 --rows 1000000"
+    bench_app.command("logs", epilog=example)(logs)
 
 
 @bench_app.callback()
 def bench(context: typer.Context) -> None:
     if context.invoked_subcommand is not None or context.resilient_parsing:
         return
-    what = "search by meaning, the first page of a list, adding with dedup"
-    print_table([{"measure": "distill bench skills", "what": what}], ["measure", "what"])
+    rows = [
+        {
+            "measure": "distill bench skills",
+            "what": "search by meaning, the first page of a list, adding with dedup",
+        },
+        {"measure": "distill bench logs", "what": "a routing log to a curriculum, and a rerun"},
+    ]
+    print_table(rows, ["measure", "what"])
 
 
 def skills(
@@ -76,6 +84,37 @@ def skills(
         if not as_json:
             print(_line(part, speed))
         found.append({"part": part, "speed": speed})
+    if as_json:
+        print_json(found)
+
+
+def logs(
+    rows: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Rows of 2 KB in the log; may be repeated. Default: 100000."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes that import.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Measure a generated log of LiteLLM: import with redaction, a rerun without anything new, and
+    building the curriculum. Memory is that of all processes together.
+
+    A million rows take some minutes and 4 GB of disk.
+    """
+    from flows import bench_logs
+
+    found = []
+    for number in rows or [100_000]:
+        say(f"measuring {number:,} rows ...")
+        speed = bench_logs.import_speed(number, jobs=jobs)
+        found.append(speed)
+        if not as_json:
+            print(
+                f"{speed.rows:,} rows ({speed.log / 2**20:,.0f} MiB): import {speed.first:.1f} s, "
+                f"curriculum of {speed.examples:,} examples {speed.build:.1f} s, together "
+                f"{speed.first + speed.build:.1f} s; rerun {speed.again:.2f} s; peak memory "
+                f"{speed.peak / 2**20:,.0f} MiB, store {speed.stored / 2**20:,.0f} MiB"
+            )
     if as_json:
         print_json(found)
 

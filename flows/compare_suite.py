@@ -9,7 +9,7 @@ from distill.config import Config
 from distill.engines.hf import HFEngine
 from distill.policy import STUDENT
 from distill.protocols import Env
-from distill.types import EvalReport, Message, Outcome, Task
+from distill.types import EvalReport, Outcome, Task
 from evals.suite import EvalSettings, run_suite, select
 from flows import judging, wiring
 from flows.acting import SkillPrompts
@@ -110,6 +110,6 @@ def _reminded(tasks: list[Task], view: str) -> tuple[Task, ...]:
         users = [i for i, message in enumerate(task.prompt) if message.role == "user"]
         if isinstance(text, str) and users:
             prompt = list(task.prompt)
-            prompt[users[-1]] = Message(role="user", content=text)
+            prompt[users[-1]] = replace(prompt[users[-1]], content=text)
             found.append(replace(task, prompt=tuple(prompt)))
     return tuple(found)

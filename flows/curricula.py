@@ -31,6 +31,7 @@ from flows.logs_taking import plain
 from flows.night import Night, load_student
 from flows.redacting import redactor_for
 from flows.training import StageResult
+from flows.turn_judge import judge_of
 
 STORE = "store"
 
@@ -50,6 +51,7 @@ def make(night: Night, stage: Stage) -> StageResult:
             seed=config.run.seed,
             suites=suites_of(night.config) if section.decontaminate else None,
             fits=fitting(night),
+            judge=judge_of(night, config),
         )
         write_json(partial / "import.json", [plain(source) for source in report.sources])
         write_page(partial)

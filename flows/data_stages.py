@@ -39,6 +39,7 @@ def _check_curriculum(config: Config, where: str) -> None:
     from distill.curriculum.choose import square
     from distill.curriculum.importers import importer_of
     from distill.curriculum.stages import checked_mix
+    from flows.turn_judge import judge_options
 
     section = config.curriculum
     if not section.sources:
@@ -55,3 +56,8 @@ def _check_curriculum(config: Config, where: str) -> None:
                 "which field of a turn stands where in a row"
             )
     checked_mix(square(section.mix))
+    if judge_options(config) is None and section.demand == "judge":
+        raise ConfigError(
+            f'{where}: curriculum.demand = "judge" needs somebody to ask; set curriculum.judge = '
+            '{ name = "black_box", url = ..., model = ... }, or demand = "fitted"'
+        )

@@ -10,10 +10,12 @@ Teachers and bases always learn from the tasks' own solutions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from distill.config import Config, Stage
 from distill.engines.hf import HFEngine
+from distill.errors import DataError
 from distill.rollout import collect
 from distill.types import Rollout, Task
 from distill.worked import demonstrate
@@ -35,11 +37,22 @@ def worked_rows(night: Night, stage: Stage, student: Student) -> tuple[Rows, Tol
             return labels.rows, labels.told
         prompts = banking.eval_prompts(night, config, stage, student, start=True)
 
+    left_out: Counter[str] = Counter()
+
     def rows(tasks: Sequence[Task], step: int) -> list[Rollout]:
         shown = prompts.show(tasks).tasks if prompts else tasks
-        return demonstrate(shown, student.chat, key=f"{key}/{step}")
+        left_out.clear()
+        found = demonstrate(shown, student.chat, key=f"{key}/{step}", left_out=left_out)
+        if not found:
+            told = ", ".join(f"{name} {number}" for name, number in sorted(left_out.items()))
+            raise DataError(
+                f"stage {stage.name}, step {step}: none of {len(tasks)} recorded turns can be "
+                f"learnt by this student ({told}); raise model.max_length, or build the curriculum "
+                "in the night, which leaves such turns out"
+            )
+        return found
 
-    return rows, None
+    return rows, lambda _: {name: float(number) for name, number in left_out.items()}
 
 
 class _Labels:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from distill.errors import ConfigError, TeacherError
+from distill.messages import tools_of
 from distill.types import Message, Sampling
 from teachers.endpoint import (
     MAX_WAIT,
@@ -215,7 +216,9 @@ class BlackBoxModel:
         if is_continued(prompt) and options.continue_mode == "completions" and self._render:
             text = self._render(prompt[:-1]) + prompt[-1].content
             return "completions", {**body, "prompt": text, **options.body}
-        body["messages"] = [{"role": m.role, "content": m.content} for m in prompt]
+        body["messages"] = [m.as_completion() for m in prompt]
+        if tools := tools_of(prompt):
+            body["tools"] = tools
         if is_continued(prompt):
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         return "chat/completions", {**body, **options.body}

@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from distill.errors import ConfigError, DataError
@@ -181,7 +181,7 @@ def _messages(task: Task, rollout: Rollout, shown: Shown) -> tuple[Message, ...]
     if not shown.at_the_end:
         return (*with_last_user(task, shown.text), *rollout.history)
     *before, last = rollout.history
-    return (*task.prompt, *before, Message(role=last.role, content=shown.text))
+    return (*task.prompt, *before, replace(last, content=shown.text))
 
 
 def counts(sights: Sequence[Sight]) -> dict[str, float]:
@@ -207,7 +207,7 @@ def last_user(task: Task) -> int:
 def with_last_user(task: Task, text: str) -> tuple[Message, ...]:
     """The task's prompt with another last user message."""
     at = last_user(task)
-    changed = Message(role=task.prompt[at].role, content=text)
+    changed = replace(task.prompt[at], content=text)
     return (*task.prompt[:at], changed, *task.prompt[at + 1 :])
 
 

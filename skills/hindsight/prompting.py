@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -232,7 +232,7 @@ def _with_last_user(task: Task, text: str) -> tuple[Message, ...]:
     at = max((i for i, m in enumerate(task.prompt) if m.role == "user"), default=-1)
     if at < 0:
         return (*task.prompt[:-1], Message(role="user", content=text))
-    return (*task.prompt[:at], Message(role="user", content=text), *task.prompt[at + 1 :])
+    return (*task.prompt[:at], replace(task.prompt[at], content=text), *task.prompt[at + 1 :])
 
 
 def _steps(episode: Episode, options: PromptOptions) -> str:

@@ -18,6 +18,7 @@ from distill.curriculum.examples import ExampleReader, Place
 from distill.curriculum.light import read_rows
 from distill.curriculum.options import CurriculumSection
 from distill.curriculum.prepare import Source
+from distill.curriculum.profile import DIMENSIONS, Finding
 from distill.curriculum.store import LogStore
 from distill.curriculum.walk import Fit
 from distill.errors import DataError
@@ -306,3 +307,38 @@ def test_evidence_that_came_in_another_file_counts_for_its_turn(tmp_path):
 def test_a_log_without_anything_to_learn_is_an_error_that_says_why(tmp_path, rows):
     with pytest.raises(DataError, match=r"none of the \d turns .* can be learnt from"):
         made(tmp_path, rows)
+
+
+class Judging:
+    """A judge that finds fault with every turn that says `awful`, and demand by length."""
+
+    def profiles(self, turns: Any) -> list[Any]:
+        views = []
+        for turn, _ in turns:
+            bad = "awful" in turn.messages[-1]["content"]
+            finding = Finding(grade="FAIL" if bad else "PASS", coverage=1.0, evidence=(1,))
+            views.append({name: finding for name in DIMENSIONS})
+        return views
+
+    def demands(self, wanted: Any) -> list[tuple[float, ...] | None]:
+        hard = (0.0, 0.0, 0.0, 1.0)
+        return [hard if len(one.request) > 10 else None for one in wanted]
+
+
+def test_a_judge_can_only_lower_what_rules_found_and_say_what_they_could_not(tmp_path):
+    rows = [
+        row(1, asks("short"), says("nice"), good=True),
+        row(2, asks("a rather long one"), says("awful"), good=True),
+        row(3, asks("wrong"), says("nice"), good=False),
+    ]
+    out = tmp_path / "c"
+    out.mkdir()
+    with stored(tmp_path, rows) as store:
+        build(store, CurriculumSection(demand="judge"), out, judge=Judging())
+    turns = {t["session_id"]: t for t in turns_of(out)}
+    uses = {e["id"]: e["use_sft"] for e in plan(out)}
+    assert [uses[turns[f"s-{i}"]["id"]] for i in (1, 2, 3)] == [True, False, False]
+    assert [turns[f"s-{i}"]["demand_by"] for i in (1, 2)] == ["logged_tier", "judge"]
+    assert turns["s-2"]["score"] == 3.0
+    goal = DIMENSIONS.index("goal_attainment")
+    assert turns["s-3"]["profile"][goal] == "FAIL"
