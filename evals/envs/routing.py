@@ -134,13 +134,14 @@ class RecordedTasks(LazyTasks):
     """Tasks of a curriculum, read when they are asked for.
 
     `rows` are the rows of the plan that the tasks come from, and `stages` their stages of the
-    curriculum: both are known without reading an example.
+    curriculum, or 0 for all where the order leaves none: both are known without reading an example.
     """
 
     def __init__(self, env: Routing, plan: Any, rows: np.ndarray, numbers: np.ndarray) -> None:
         super().__init__(len(rows), self._task)
         self.rows, self._numbers = rows, numbers
-        self.stages = plan["stage"].to_numpy()[rows]
+        stages = plan["stage"].to_numpy()[rows]
+        self.stages = np.zeros_like(stages) if env.order == "shuffled" else stages
         self._env, self._plan = env, plan.combine_chunks()
         self._read = ExampleReader(Path(env.path).expanduser())
 
@@ -165,7 +166,7 @@ class RecordedTasks(LazyTasks):
                 f"{where}: expected a prompt and {planned['num_spans']} answers, found "
                 f"{len(prompt)} messages and {len(replies)}; build the curriculum again"
             )
-        meta = {"turn_id": example.id, "stage": planned["stage"], "score": planned["score"]}
+        meta = {"turn_id": example.id, "stage": int(self.stages[index]), "score": planned["score"]}
         if self._env.use == "turns":
             return self._made(example, prompt, meta | {"turn": turn}, is_last=True)
         number = int(self._numbers[index])
@@ -194,7 +195,7 @@ class RecordedTasks(LazyTasks):
         )
 
 
-_PLANNED = ("id", "stage", "score", "file", "row", "num_spans")
+_PLANNED = ("id", "score", "file", "row", "num_spans")
 
 
 def _grader(task: Task) -> Grader | None:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from distill.curriculum.samplers import (
@@ -377,3 +378,30 @@ def test_a_step_measures_how_far_it_moved_the_policy_where_somebody_asks():
     assert still["sampler/seen"] == 0
     assert sampler.state["drift"] == 0.0
     assert len(sampler.state["seen"]) == 2
+
+
+class Known(list[Task]):
+    """Tasks that know their stages without being read."""
+
+    def __init__(self, stages: list[int]) -> None:
+        super().__init__(tasks(len(stages)))
+        self.stages = np.array(stages, dtype=np.int8)
+
+
+def test_a_list_that_knows_its_stages_is_walked_like_one_whose_tasks_say_them():
+    stages = [1] * 5 + [2] * 3 + [3] * 4
+    known = Known(stages)
+    told = [task(i, stage) for i, stage in enumerate(stages)]
+    one = TaskSampler(known, batch=4, key="k", sampler=Staged())
+    two = TaskSampler(told, batch=4, key="k", sampler=Staged())
+    for step in range(1, 10):
+        assert [t.id for t in one(step)] == [t.id for t in two(step)]
+        assert one.enters_stage(step) == two.enters_stage(step)
+
+
+def test_a_shuffled_list_has_no_stages_to_enter_and_is_shuffled_anew_in_every_pass():
+    sampler = TaskSampler(Known([0] * 12), batch=4, key="k", sampler=Staged())
+    assert not any(sampler.enters_stage(step) for step in range(1, 10))
+    passes = [[t.id for step in range(3 * p + 1, 3 * p + 4) for t in sampler(step)] for p in (0, 1)]
+    assert sorted(passes[0]) == sorted(passes[1])
+    assert passes[0] != passes[1]

@@ -48,6 +48,9 @@ class Pool:
         self.size = len(tasks)
         self.batch = batch
         self.key = key
+        # A list that is read from disk may know its stages without reading a task.
+        stages = getattr(tasks, "stages", None)
+        self._stages: np.ndarray | None = None if stages is None else np.asarray(stages, np.int64)
         self._order: tuple[str, np.ndarray] | None = None
         self._runs: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -73,10 +76,15 @@ class Pool:
 
     def stage(self, position: int) -> Any:
         """The curriculum stage of a task; None for one without."""
+        if self._stages is not None:
+            return int(self._stages[position])
         return self.tasks[position].meta.get("stage")
 
     def _runs_of_stages(self) -> tuple[np.ndarray, np.ndarray]:
         """Number of the run that each task is in, and whether it has a stage at all: [size]."""
+        if self._runs is None and self._stages is not None:
+            run = np.cumsum(np.diff(self._stages, prepend=self._stages[0]) != 0)
+            self._runs = (run, np.ones(self.size, dtype=bool))
         if self._runs is None:
             run = np.zeros(self.size, dtype=np.int64)
             is_staged = np.zeros(self.size, dtype=bool)
