@@ -78,7 +78,9 @@ def save_checkpoint(
 
 
 def write_manifest(folder: Path) -> None:
-    names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name != "manifest.json")
+    """Write the digests of all files of a folder, by their names relative to it."""
+    found = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    names = sorted(name for name in found if name != "manifest.json")
     files = {name: digest_file(folder / name) for name in names}
     write_json(folder / "manifest.json", {"format": _FORMAT, "files": files})
 

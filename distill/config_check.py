@@ -39,13 +39,13 @@ def check(config: Config, origin_of: OriginOf) -> None:
             f"evals.samples is {config.evals.samples}",
             origin_of,
         )
-    earlier: list[str] = []
+    earlier: list[Stage] = []
     for stage in config.stages:
         _check_stage(config, stage, earlier, origin_of)
-        earlier.append(stage.name)
+        earlier.append(stage)
 
 
-def _check_stage(config: Config, stage: Stage, earlier: list[str], origin_of: OriginOf) -> None:
+def _check_stage(config: Config, stage: Stage, earlier: list[Stage], origin_of: OriginOf) -> None:
     own, prefix = config.for_stage(stage), f"stage.{stage.name}"
     if (stage.kind in DATA_KINDS) != (stage.target == "data"):
         raise _fault(
@@ -64,19 +64,57 @@ def _check_stage(config: Config, stage: Stage, earlier: list[str], origin_of: Or
             "expected a model name, a directory or a table [model.build]; all are missing",
             origin_of,
         )
-    for key, path in _paths(own):
+    _check_paths(own, stage, earlier, origin_of)
+    if stage.target == "data":
+        _check_start(config, stage, earlier, origin_of)
+
+
+def _check_paths(own: Config, stage: Stage, earlier: list[Stage], origin_of: OriginOf) -> None:
+    """What stands for an earlier stage must name one that has run by then, and has made the like.
+    Whatever is no stage of the student runs before the first that is one."""
+    made = {s.name: s for s in earlier if stage.target == "student" or s.target != "student"}
+    for key, path in _paths(own, stage):
         wanted = path.removeprefix(STAGE_PREFIX)
-        if wanted != path and wanted not in earlier:
+        if wanted == path:
+            continue
+        if wanted not in made:
             raise _fault(
-                f"{prefix}.{key}",
-                f"{path!r} must name an earlier stage{did_you_mean(wanted, earlier)}; "
-                f"before {stage.name!r} there are: {', '.join(earlier) or 'none'}",
+                f"stage.{stage.name}.{key}",
+                f"{path!r} must name an earlier stage{did_you_mean(wanted, list(made))}; "
+                f"before {stage.name!r} there are: {', '.join(made) or 'none'}",
+                origin_of,
+            )
+        section = key.partition(".")[0]
+        kind = "curriculum" if section == "data" and own.data.name == "routing" else ""
+        kind = "serve" if section == "curriculum" else kind
+        found = made[wanted]
+        is_weights = section in ("model", "teacher", "reference")
+        if (kind and found.kind != kind) or (is_weights and found.target == "data"):
+            asked = f"a stage of kind {kind!r}" if kind else "a stage that trains weights"
+            raise _fault(
+                f"stage.{stage.name}.{key}",
+                f"{path!r} must name {asked}, but the kind of {wanted!r} is {found.kind!r}",
                 origin_of,
             )
 
 
-def _paths(own: Config) -> Iterator[tuple[str, str]]:
-    """Every value of a stage that may stand for an earlier stage."""
+def _check_start(config: Config, stage: Stage, earlier: list[Stage], origin_of: OriginOf) -> None:
+    """Who answers requests, or reads recorded turns, must be there already."""
+    made = {s.name for s in earlier if s.target != "student"}
+    first = next((s for s in config.stages if s.target == "student"), None)
+    path = config.for_stage(first).model.path if first is not None else ""
+    start = path.removeprefix(STAGE_PREFIX)
+    if start != path and start not in made:
+        raise _fault(
+            f"stage.{stage.name}.kind",
+            f"stage {stage.name!r} of kind {stage.kind!r} needs the student, which begins with "
+            f"what stage {start!r} makes; put that stage before {stage.name!r}",
+            origin_of,
+        )
+
+
+def _paths(own: Config, stage: Stage) -> Iterator[tuple[str, str]]:
+    """Every value that a stage reads and that may stand for an earlier stage."""
     yield "model.path", own.model.path
     tables: dict[str, Mapping[str, Any]] = {
         "teacher": own.teacher.options,
@@ -87,7 +125,7 @@ def _paths(own: Config) -> Iterator[tuple[str, str]]:
         for option, value in leaves(options):
             if isinstance(value, str):
                 yield f"{section}.{option}", value
-    for i, source in enumerate(own.curriculum.sources):
+    for i, source in enumerate(own.curriculum.sources if stage.kind == "curriculum" else ()):
         yield f"curriculum.sources[{i}].path", source.path
 
 

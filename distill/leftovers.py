@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 from distill.rundir import TEMPORARY
+
+partials = re.compile(rf"\..*{re.escape(TEMPORARY)}")
+"""Names of files and folders that are being written, or were when their writer was killed."""
 
 
 def sweep_partial(folder: Path) -> int:
@@ -25,8 +29,13 @@ def sweep_dead(folder: Path) -> int:
     this machine can still be writing."""
     removed = 0
     for entry in folder.rglob(f".*{TEMPORARY}*"):
-        pid = entry.name.rpartition(TEMPORARY)[2].partition("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+        if is_dead(entry):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
             removed += 1
     return removed
+
+
+def is_dead(entry: Path) -> bool:
+    """Whether no living process of this machine can still be writing a partial file or folder."""
+    pid = entry.name.rpartition(TEMPORARY)[2].partition("-")[0]
+    return pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists()

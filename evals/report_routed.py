@@ -22,8 +22,10 @@ def _curriculum(found: Mapping[str, Any]) -> str:
     dropped = (found.get("dropped") or {}).get("build") or {}
     worst = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))[:3]
     left = "; ".join(f"{n:,}: {REASONS.get(reason, reason)}" for reason, n in worst)
+    new = count(found.get("new"))
+    tonight = "" if new is None else f" ({new:,} new tonight)"
     return (
-        f"Stage {found.get('stage')}: {_n(counts, 'calls')} calls of the log made "
+        f"Stage {found.get('stage')}: {_n(counts, 'calls')} calls of the log{tonight} made "
         f"{_n(counts, 'turns')} turns and {_n(counts, 'examples')} examples "
         f"({' + '.join(stages)} from easy to hard; {_n(counts, 'sft')} to imitate, "
         f"{_n(counts, 'contexts')} contexts to answer)."

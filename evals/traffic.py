@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from distill.errors import ConfigError
-from distill.types import Task
+from distill.types import StopReason, Task
 
 Tier = Literal[0, 2]
 WEAK: Tier = 0
@@ -25,7 +25,15 @@ STRONG: Tier = 2
 ROUTER = "length-v1"
 CUTS = (0.0, 1.0, 2.0)
 """Where the router's estimate of a request passes from one class of demand to the next."""
+_FARTHEST = 500.0
+"""Classes above a border beyond which the chance below it is 0; the exponential ends at 709."""
 FIRST_DAY = datetime(2026, 1, 1, 8, tzinfo=UTC)
+GAP_MS = 2_500
+"""Between two requests of a session."""
+AGAIN_MS = 1_200
+"""From a request to the same one asked again, before the next of its session."""
+DAY_MS = 23 * 3_600_000
+"""All requests of a day begin within it; the rest of the day is for the last answers."""
 PRICE = {WEAK: 1e-6, STRONG: 8e-6}
 """Cost of a token, in the currency of the log."""
 
@@ -67,7 +75,7 @@ class Router:
         rng = random.Random(f"{ROUTER}/{task.id}")
         length = len(task.prompt[-1].content)
         at = (length - self.typical) / self.spread + CUTS[0] + rng.gauss(0.0, self.noise)
-        below = [1.0 / (1.0 + math.exp(at - cut)) for cut in CUTS]
+        below = [1.0 / (1.0 + math.exp(min(at - cut, _FARTHEST))) for cut in CUTS]
         edges = [0.0, *below, 1.0]
         return tuple(round(high - low, 6) for low, high in itertools.pairwise(edges))
 
@@ -112,16 +120,24 @@ class Request:
 
 
 def plan(tasks: Sequence[Task], *, day: int, session: int, key: str) -> list[Request]:
-    """Users who ask `session` requests in a row, a few seconds apart, on day 0, 1, ..."""
+    """Users who ask `session` requests in a row, a few seconds apart, on day 0, 1, ...
+
+    One session follows the other; where they are too many for a day, they overlap, so that no
+    request of a day comes after the first one of the next.
+    """
     start, found = FIRST_DAY + timedelta(days=day), []
+    length = session * GAP_MS
+    count = -(-len(tasks) // session)
+    step = min(float(length), (DAY_MS - length) / max(1, count - 1))
     for number, task in enumerate(tasks):
-        name = hashlib.sha256(f"{key}/{number // session}".encode()).hexdigest()[:12]
+        which, place = divmod(number, session)
+        name = hashlib.sha256(f"{key}/{which}".encode()).hexdigest()[:12]
         found.append(
             Request(
                 number=number,
                 session=f"s-{name}",
                 user=f"u-{name[:3]}",
-                at=start + timedelta(milliseconds=2_500 * number),
+                at=start + timedelta(milliseconds=int(which * step) + place * GAP_MS),
                 task=task,
             )
         )
@@ -141,12 +157,14 @@ class Answered:
     tokens_out: int
     complaint: bool = False
     """The user asked again because the call before had failed."""
+    stop: StopReason = StopReason.STOP
+    """Why the reply ended; `length` where it was cut at the limit of tokens."""
 
 
 def spend_row(call: Answered, *, key: str, model_group: str = "auto") -> dict[str, Any]:
     """The call as a row of LiteLLM's spend log, with prompts stored."""
     request, choice = call.request, call.choice
-    begun = request.at + timedelta(milliseconds=1_200 if call.complaint else 0)
+    begun = request.at + timedelta(milliseconds=AGAIN_MS if call.complaint else 0)
     suffix = "b" if call.complaint else "a"
     identity = hashlib.sha256(f"{key}/{request.number}/{suffix}".encode()).hexdigest()[:20]
     tokens = call.tokens_in + call.tokens_out
@@ -167,7 +185,7 @@ def spend_row(call: Answered, *, key: str, model_group: str = "auto") -> dict[st
         "endTime": _stamp(begun + timedelta(milliseconds=40 + 6 * call.tokens_out)),
         "session_id": request.session,
         "end_user": request.user,
-        "status": "success",
+        "status": "failure" if call.stop is StopReason.ERROR else "success",
         "cache_hit": "False",
         "request_tags": json.dumps([f"scene:{request.task.domain}"]),
         "messages": json.dumps(
@@ -177,7 +195,7 @@ def spend_row(call: Answered, *, key: str, model_group: str = "auto") -> dict[st
             {
                 "choices": [
                     {
-                        "finish_reason": "stop",
+                        "finish_reason": str(call.stop),
                         "message": {"role": "assistant", "content": call.reply},
                     }
                 ]

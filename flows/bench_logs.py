@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -21,11 +20,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from distill.errors import ConfigError, PreflightError
 
 MODELS = ("c0-small", "c1-base", "c2-large", "c3-max")
 TIERS = dict(zip(MODELS, range(4), strict=True))
 REDACTORS = ("none", "rules")
+_INTERVAL = 0.25
+"""Seconds between two looks at the memory."""
 _BEGAN = datetime(2026, 9, 1, tzinfo=UTC)
 _TOPICS = (
     "invoice parser backup schedule shipment refund contract calendar search index report dataset "
@@ -59,7 +62,8 @@ class ImportSpeed:
     """Clean, judge outcomes, estimate demand, and write the stages of a curriculum."""
     examples: int
     peak: int
-    """Largest resident memory of the process, and of its helpers, added up."""
+    """Most memory that the process and its helpers had together, looked at a few times a second;
+    pages that they share count once where the system tells them apart."""
     stored: int
 
 
@@ -164,17 +168,44 @@ def _child(values: dict[str, Any]) -> dict[str, Any]:
     paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, **one, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "flows.bench_logs", json.dumps(values)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-        advice = "; it may have run out of memory" if done.returncode < 0 else ""
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        peak, done = 0, None
+        while done is None:
+            try:
+                done = child.communicate(timeout=_INTERVAL)
+            except subprocess.TimeoutExpired:
+                peak = max(peak, _memory(child.pid))
+    if child.returncode:
+        last = (done[1].strip().splitlines() or [f"code {child.returncode}"])[-1]
+        advice = "; it may have run out of memory" if child.returncode < 0 else ""
         raise PreflightError(f"measuring an import with {values} failed: {last}{advice}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    found: dict[str, Any] = json.loads(done[0].splitlines()[-1])
+    return found | {"peak": max(peak, found["peak"])}
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a process and all that it started, at this moment. Pages that several of them share
+    count once (proportional set size), where the system tells; else once per process."""
+    try:
+        first = psutil.Process(pid)
+        family = [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    return sum(map(_own_memory, family))
+
+
+def _own_memory(process: psutil.Process) -> int:
+    try:
+        found = process.memory_full_info()
+    except psutil.Error:  # it ended meanwhile
+        return 0
+    return int(getattr(found, "pss", found.rss))
 
 
 def _measure(folder: str, rows: int, jobs: int, redactor: str) -> ImportSpeed:
-    from distill.curriculum.build import build, helpers
+    from distill.curriculum.build import build
     from distill.curriculum.options import CurriculumSection
     from distill.curriculum.pii import KeyedHash, Redactor
     from distill.curriculum.prepare import Source
@@ -195,7 +226,7 @@ def _measure(folder: str, rows: int, jobs: int, redactor: str) -> ImportSpeed:
         out.mkdir()
         summary = build(store, CurriculumSection(), out, suites=_suites())
         built = time.perf_counter() - began
-        peak = _peak(max(jobs, helpers(store.num_turns)))
+        peak = _memory(os.getpid())
         kept = store.num_turns
         stored = sum(segment.size for segment in store.segments)
     return ImportSpeed(
@@ -221,13 +252,6 @@ def _suites() -> Any:
     words = [f"w{number}" for number in range(5000)]
     prompts = (" ".join(draw.choices(words, k=50)) for _ in range(2000))
     return Suites([("bench", str(number), [text]) for number, text in enumerate(prompts)])
-
-
-def _peak(jobs: int) -> int:
-    """Of this process, plus the largest of its helpers once per helper."""
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    helpers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss if jobs > 1 else 0
-    return (own + jobs * helpers) * 1024
 
 
 if __name__ == "__main__":

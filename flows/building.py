@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,13 @@ from distill.segments import stored
 from distill.trainer import Trainer, TrainerOptions
 from distill.types import CheckpointRef, Rollout, Task, TeacherView
 from distill.worked import demonstrate
-from flows import banking, compatibility, keeping, teaching, wiring
+from flows import banking, compatibility, keeping, recorded, teaching, wiring
 from flows.evolving import StageBank
 from flows.hindsight import build_hindsight
 from flows.night import Night, Student
+from flows.recorded import CHECKED_TASKS
 from flows.warmup import worked_rows
 from teachers.leaks import PHRASES, WORLD_PHRASES, measure
-
-CHECKED_TASKS = 20_000
-"""Up to this many prompts are measured before the first step, so that a night fails at once."""
 
 
 def live_ref(student: Student, step: int) -> CheckpointRef:
@@ -100,12 +99,18 @@ def num_steps(config: Config, sampler: Sampler, num_tasks: int) -> int:
 
 
 def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) -> Parts:
-    """Everything one step of the stage needs."""
+    """Everything one step of the stage needs.
+
+    Up to CHECKED_TASKS prompts are measured before the first step, so that a night fails at once.
+    """
     config = night.config.for_stage(stage)
+    recorded.require_undamaged(night, config)
     env = wiring.build_env(config, night.locate)
     key = night.key(stage.name)
     tasks = env.tasks("train")
-    if len(tasks) <= CHECKED_TASKS:
+    if recorded.is_recorded(config):
+        tasks = recorded.fitting_tasks(night, stage, tasks, student.chat)
+    elif len(tasks) <= CHECKED_TASKS:
         student.chat.prompts([t.prompt for t in tasks])  # raises for one that does not fit
     chosen = build_sampler(config)
     sampler = TaskSampler(tasks, batch=config.trainer.batch, key=key, sampler=chosen)
@@ -124,8 +129,10 @@ def build_parts(night: Night, stage: Stage, student: Student, trainer: Trainer) 
     }
     if stage.kind == "sft":
         rows, told = worked_rows(night, stage, student)
-        return Parts(tasks=sampler, rows=rows, told=told, **shared)
-    return _acting_parts(night, stage, student, sampler, shared)
+        parts = Parts(tasks=sampler, rows=rows, told=told, **shared)
+    else:
+        parts = _acting_parts(night, stage, student, sampler, shared)
+    return replace(parts, told=recorded.counted(parts.told, tasks))
 
 
 def _acting_parts(
@@ -148,6 +155,7 @@ def _acting_parts(
         key=key,
         objective=objective,
         skills=skills,
+        picky=recorded.is_recorded(config),
     )
     built = teaching.Surroundings(config=config, student=student, locate=night.locate)
     teacher = built.teacher()
@@ -160,7 +168,7 @@ def _acting_parts(
         view=wiring.build_view(config, student.chat, actor.shown_task) if teacher else None,
         step_view=_step_view(config, objective, student, actor.shown_task),
         hindsight=build_hindsight(config, student, actor.task_of, night.locate),
-        told=skills.metrics if skills else None,
+        told=actor.told,
         closing=_closing(night, stage, config, skills) if config.analyst.name else None,
         leaks=_leak_meter(config, student) if config.view.name != "plain" else None,
         reference=built.reference(),
@@ -176,6 +184,7 @@ def tasks_at(night: Night, stage: Stage) -> Callable[[int], list[Task]]:
     """Every task that a step of a stage may have met, refills included."""
     config = night.config.for_stage(stage)
     tasks = wiring.build_env(config, night.locate).tasks("train")
+    tasks = recorded.known_tasks(night, stage, tasks)
     chosen = build_sampler(config)
     key, batch = night.key(stage.name), config.trainer.batch
     sampler = TaskSampler(tasks, batch=batch, key=key, sampler=chosen)
@@ -251,8 +260,11 @@ class _Actor:
         key: str,
         objective: Objective,
         skills: StageBank | None = None,
+        picky: bool = False,
     ) -> None:
+        """`picky` leaves out recorded turns that do not fit, and counts them."""
         self._skills = skills
+        self._left_out: Counter[str] | None = Counter() if picky else None
         self._sampler = sampler
         self._act = act
         self._student = student
@@ -283,6 +295,8 @@ class _Actor:
     def tasks(self, step: int) -> list[Task]:
         chosen = self._sampler(step)
         self._step = step
+        if self._left_out is not None:
+            self._left_out.clear()
         self._current.clear()
         self._shown.clear()
         self._remember(chosen)
@@ -292,16 +306,36 @@ class _Actor:
         key = f"{self._key}/{step}"
         worked = [t for t in tasks if self._is_worked(t, key)]
         acting = [t for t in tasks if not self._is_worked(t, key)]
+        if self._left_out is not None:
+            acting = self._readable(acting)
         if self._skills is not None:
             self._skills.look_if_due(step)
         rows = self._play(acting, key) if acting else []
-        rows += demonstrate(worked, self._student.chat, key=f"{key}/worked") if worked else []
+        chat, left_out = self._student.chat, self._left_out
+        rows += demonstrate(worked, chat, key=f"{key}/worked", left_out=left_out) if worked else []
+        if left_out and not rows:
+            raise DataError(
+                f"step {step}: none of {len(tasks)} recorded turns can be read by this student "
+                f"({recorded.words(left_out)}); raise model.max_length, or build the curriculum in "
+                "the night, which leaves such turns out"
+            )
         for number, extra in enumerate(self._refills(), start=1):
             if len(mixed_groups(rows)) >= len(acting):
                 break
             self._remember(extra)
             rows += self._play(extra, f"{key}/refill{number}")
         return rows
+
+    def told(self, step: int) -> Mapping[str, float]:
+        """Numbers of a step besides those of its rows."""
+        told = self._skills.metrics(step) if self._skills else {}
+        left_out: Mapping[str, int] = self._left_out or {}
+        return {**told, **{name: float(number) for name, number in left_out.items()}}
+
+    def _readable(self, tasks: Sequence[Task]) -> list[Task]:
+        assert self._left_out is not None
+        found = recorded.readable(tasks, self._student.chat, worked=False, left_out=self._left_out)
+        return [tasks[position] for position in found]
 
     def _play(self, tasks: Sequence[Task], key: str) -> list[Rollout]:
         if self._skills is None or not self._skills.config.skills.show:

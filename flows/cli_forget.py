@@ -22,10 +22,12 @@ EXAMPLE = "Example: distill forget --user alice --dry-run"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whom:
-    """Exactly one of these."""
+    """Exactly one of these, or a session and its source."""
 
     user: Annotated[str, typer.Option(help="A user, by the name in the log or by its key.")] = ""
-    session: Annotated[str, typer.Option(help="One conversation.")] = ""
+    session: Annotated[
+        str, typer.Option(help="One conversation: in every source, or in that of --source.")
+    ] = ""
     source: Annotated[str, typer.Option(help="A whole source of logs.")] = ""
 
 
@@ -69,10 +71,13 @@ def _wanted(whom: Whom) -> Wanted:
     from flows.forgetting import KINDS, Wanted
 
     given = [(kind, getattr(whom, kind)) for kind in KINDS if getattr(whom, kind)]
+    if [kind for kind, _ in given] == ["session", "source"]:
+        return Wanted(kind="session", name=whom.session, source=whom.source)
     if len(given) != 1:
         named = ", ".join(f"--{kind}" for kind, _ in given) or "none"
         raise ConfigError(
-            f"name exactly one of --user, --session and --source; found {named}. {EXAMPLE}"
+            f"name exactly one of --user, --session and --source, or a session with its source; "
+            f"found {named}. {EXAMPLE}"
         )
     ((kind, name),) = given
     return Wanted(kind=kind, name=name)
@@ -87,9 +92,15 @@ def _facts(found: Found, *, done: bool) -> dict[str, Any]:
         "done": done,
         **counts(found),
         "stores": [
-            {"path": one.path, "calls": one.calls, "calls_of_others": one.others}
+            {
+                "path": one.path,
+                "calls": one.calls,
+                "calls_of_others": one.others,
+                "evidence": one.evidence,
+                "sources": one.sources,
+            }
             for one in found.stores
-            if one.calls + one.others
+            if one.calls + one.others + one.evidence
         ],
         "curricula": [
             {"path": one.path, "turns": sorted(one.ids), "examples": one.examples}
@@ -106,4 +117,6 @@ def _facts(found: Found, *, done: bool) -> dict[str, Any]:
         "seen_by": found.champions,
         "log_files": sorted({path for one in found.stores for path in one.files}),
         "unread_runs": found.unread,
+        "leftovers": found.leftovers,
+        "unreached": [{"path": path, "why": why} for path, why in found.unreached],
     }

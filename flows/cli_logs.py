@@ -83,8 +83,8 @@ def import_logs(
 ) -> None:
     """Take in what is new in logs: redacted before anything is stored, every row once, however
     often it is read. What cannot be used is counted with a reason, see: distill logs drops."""
-    from distill.curriculum.store import LogStore
-    from flows.logs_taking import configured, first_drops, plain, take
+    from distill.curriculum.store import META, LogStore
+    from flows.logs_taking import check, configured, first_drops, plain, take
     from flows.redacting import redactor_for
 
     config = _config(reading)
@@ -96,6 +96,9 @@ def import_logs(
     rules = reading.redact or (config.curriculum.redact if config else "rules")
     entities = reading.entities or (config.curriculum.entities if config else "")
     folder = home / "logs" / name
+    check(sources, jobs=reading.jobs)
+    if not (folder / META).is_file():
+        redactor_for(rules, entities, bytes(32))  # a store is made only when all is in order
     with LogStore.open(folder, create=True) as held:
         redactor = redactor_for(rules, entities, held.salt)
         report = take(held, sources, redact=redactor, jobs=reading.jobs)

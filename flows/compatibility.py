@@ -13,6 +13,11 @@ from flows import hindsight, teaching, texting, usable
 
 RECORDED = "routing"
 """The environment of recorded turns: a log seldom knows what would be right."""
+KNOWING_VIEWS = (
+    *("with_answer", "with_solution", "with_demonstration", "with_context"),
+    *("with_feedback", "with_peer_success", "with_verdict"),
+)
+"""Views of what somebody must know about a task or an attempt: an answer, a text, a reward."""
 TRUNCATED = "training replies must come from the untruncated distribution"
 
 
@@ -24,6 +29,32 @@ def check_on_policy(config: Config, objective: Objective, where: str) -> None:
     _check_turns(config, objective, where)
     _check_skills(config, where)
     _check_worked(objective, where)
+    _check_recorded(config, objective, where)
+
+
+def _check_recorded(config: Config, objective: Objective, where: str) -> None:
+    """What recorded turns cannot give: a log knows answers that were given, not those that are
+    right, and of a context not even those."""
+    if config.data.name != RECORDED:
+        return
+    if config.view.name in KNOWING_VIEWS:
+        raise ConfigError(
+            f"{where}: the view {config.view.name!r} shows what is known about a task or an "
+            'attempt, and nobody knows it of a recorded turn; use view.name = "plain" with a '
+            "teacher that is better than the student"
+        )
+    share = on_policy_share(objective)
+    if share < 1.0 and uses_contexts(config):
+        raise ConfigError(
+            f"{where}: on_policy_share = {share} learns the other prompts from their recorded "
+            'answers, but data.use = "contexts" has none; use on_policy_share = 1, or data.use = '
+            '"turns"'
+        )
+
+
+def uses_contexts(config: Config) -> bool:
+    """Whether the tasks are recorded turns without the answers that were given."""
+    return config.data.name == RECORDED and config.data.options.get("use") == "contexts"
 
 
 def _parts(objective: Objective) -> list[Objective]:
@@ -142,6 +173,11 @@ def _check_sampling(config: Config, objective: Objective, where: str) -> None:
 
 def check_worked(config: Config, where: str) -> None:
     """A stage of worked solutions may learn to be an analyst, from one who knows better."""
+    if config.data.name == RECORDED and config.analyst.name:
+        raise ConfigError(
+            f"{where} learns from recorded turns, and an analyst reads attempts whose reward is "
+            "known; remove [analyst], or name other tasks in [data]"
+        )
     if config.analyst.name == "policy":
         raise ConfigError(
             f"{where} learns from labels, and the student cannot label its own attempts; set "

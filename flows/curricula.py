@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +14,6 @@ from distill.checkpoint import write_manifest
 from distill.config import STAGE_PREFIX, Config, Stage
 from distill.curriculum.build import build
 from distill.curriculum.contamination import Suites
-from distill.curriculum.ingest import IngestReport
 from distill.curriculum.options import CurriculumSection, SourceOptions
 from distill.curriculum.prepare import Source
 from distill.curriculum.store import LogStore
@@ -22,50 +23,63 @@ from distill.errors import DataError
 from distill.messages import messages_from
 from distill.protocols import Env
 from distill.rundir import read_json, staged_dir, write_json
+from distill.sections import ModelSection
 from distill.spans import spans
 from distill.tokens import Chat
-from distill.types import SPLITS, Split, Task
+from distill.types import SPLITS, Message, Split, Task
 from evals.curriculum_page import write_page
-from flows import serving, wiring
-from flows.logs_taking import plain
+from flows import compatibility, recorded, serving, wiring
+from flows.curricula_intake import Taken, take
+from flows.logs_taking import plain, source_name
 from flows.night import Night, load_student
 from flows.redacting import redactor_for
 from flows.training import StageResult
 from flows.turn_judge import judge_of
 
+logger = logging.getLogger(__name__)
+
 STORE = "store"
+IMPORT = "import.json"
+"""In a finished curriculum: what the night took in of each source."""
+RECORD = "taken.json"
+"""The same beside it, while the night is on its way."""
+Said = tuple[Message, ...]
 
 
 def make(night: Night, stage: Stage) -> StageResult:
     """Import, build, and leave the curriculum with its page in the stage's folder."""
     began, config = time.monotonic(), night.config.for_stage(stage)
     section = config.curriculum
-    store = LogStore.open(store_path(night, stage, section), create=True)
     night.progress.stage_started(stage.name, 0)
-    report = take_in(night, section, store)
-    with staged_dir(night.final(stage.name)) as partial:
-        summary = build(
-            store,
-            section,
-            partial,
-            seed=config.run.seed,
-            suites=suites_of(night.config) if section.decontaminate else None,
-            fits=fitting(night),
-            judge=judge_of(night, config),
-        )
-        write_json(partial / "import.json", [plain(source) for source in report.sources])
-        write_page(partial)
-        counts = summary["counts"]
-        result = StageResult(
-            name=stage.name,
-            objective="",
-            steps=counts["turns"],
-            tokens=0,
-            seconds=time.monotonic() - began,
-        )
-        write_json(partial / "stage.json", result)
-        write_manifest(partial)
-    note = f"{counts['calls']:,} calls, {counts['turns']:,} turns, {counts['examples']:,} examples"
+    with LogStore.open(store_path(night, stage, section), create=True) as store:
+        taken = take_in(night, stage, section, store)
+        with staged_dir(night.final(stage.name)) as partial:
+            summary = build(
+                store,
+                section,
+                partial,
+                seed=config.run.seed,
+                suites=suites_of(night.config) if section.decontaminate else None,
+                fits=fitting(night, stage.name),
+                judge=judge_of(night, config),
+            )
+            write_json(partial / IMPORT, [plain(source) for source in taken.sources])
+            write_page(partial)
+            counts = summary["counts"]
+            result = StageResult(
+                name=stage.name,
+                objective="",
+                steps=counts["turns"],
+                tokens=0,
+                seconds=time.monotonic() - began,
+                warnings=taken.warnings,
+            )
+            write_json(partial / "stage.json", result)
+            write_manifest(partial)
+    note = (
+        f"{taken.new:,} new of {counts['calls']:,} calls, {counts['turns']:,} turns, "
+        f"{counts['examples']:,} examples"
+    )
     night.progress.stage_done(stage.name, result.seconds, note)
     return result
 
@@ -78,7 +92,9 @@ def told(night: Night) -> list[dict[str, Any]]:
         if stage.kind == "curriculum" and path.exists():
             summary = read_json(path)
             kept = ("counts", "outcomes", "dropped", "stages")
-            found.append({"stage": stage.name, **{key: summary[key] for key in kept}})
+            sources = read_json(path.with_name(IMPORT))
+            new = sum(source["stored"] for source in sources)
+            found.append({"stage": stage.name, "new": new, **{key: summary[key] for key in kept}})
     return found
 
 
@@ -89,14 +105,21 @@ def store_path(night: Night, stage: Stage, section: CurriculumSection) -> Path:
     return night.run.stage_dir(stage.name) / STORE
 
 
-def take_in(night: Night, section: CurriculumSection, store: LogStore) -> IngestReport:
-    """Read what is new in the sources of the stage."""
-    sources = [_source(night, source) for source in section.sources]
-    return store.ingest(
-        sources,
+def take_in(night: Night, stage: Stage, section: CurriculumSection, store: LogStore) -> Taken:
+    """Read what is new in the sources of the stage; say what could not be used.
+
+    DataError when nothing could: no source can be read, or none of its rows.
+    """
+    taken = take(
+        store,
+        [_source(night, source) for source in section.sources],
         redact=redactor_for(section.redact, section.entities, store.salt),
-        now_ms=time.time_ns() // 1_000_000,
+        record=night.run.stage_dir(stage.name) / RECORD,
+        tell=night.progress.message,
     )
+    for text in taken.warnings:
+        logger.warning("%s", text)
+    return taken
 
 
 def _source(night: Night, source: SourceOptions) -> Source:
@@ -104,7 +127,7 @@ def _source(night: Night, source: SourceOptions) -> Source:
     if path.startswith(STAGE_PREFIX):
         path = str(night.locate(path) / serving.LOG)
     return Source(
-        name=source.name or Path(path).stem,
+        name=source.name or source_name(path),
         path=path,
         format=source.format,
         consent=source.consent,
@@ -134,25 +157,64 @@ def _tasks(env: Env, split: Split) -> Iterator[Task]:
         yield tasks[i]
 
 
-def fitting(night: Night) -> Fits:
-    """Whether a recorded turn fits the student that the night begins with."""
-    config = night.config.for_stage(night.student_stages[0])
-    return StudentFits(chat=load_student(night, config, None).chat)
+def fitting(night: Night, curriculum: str = "") -> Fits:
+    """Whether recorded turns fit the student that the night begins with, in every stage that will
+    read them: those of the stage `curriculum`, else of any."""
+    stages = night.student_stages
+    start = load_student(night, night.config.for_stage(stages[0]), None).chat
+    read = {"turns": _Chats(start), "contexts": _Chats(start)}
+    for stage in stages:
+        own = night.config.for_stage(stage)
+        path = str(own.data.options.get("path", ""))
+        if recorded.is_recorded(own) and (not curriculum or path == STAGE_PREFIX + curriculum):
+            read["contexts" if compatibility.uses_contexts(own) else "turns"].add(own.model)
+    turns, contexts = (chats.found for chats in read.values())
+    every = turns + contexts or (start,)
+    return StudentFits(turns=turns or every, contexts=contexts or every)
+
+
+class _Chats:
+    """The ways in which stages read one student: the same tokens, other lengths or templates."""
+
+    def __init__(self, start: Chat) -> None:
+        self._start = start
+        self.found: tuple[Chat, ...] = ()
+
+    def add(self, model: ModelSection) -> None:
+        """The narrowest of each template stays."""
+        own = copy.copy(self._start)
+        own.max_length, own.template_kwargs = model.max_length, dict(model.template_kwargs)
+        same = [c for c in self.found if c.template_kwargs == own.template_kwargs]
+        others = tuple(c for c in self.found if c not in same)
+        self.found = (*others, min([*same, own], key=lambda c: c.max_length))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudentFits:
-    """A student's chat template must be able to write a turn, within its longest prompt."""
+    """A student's chat template must be able to write a turn, within the longest prompt of every
+    stage: the whole turn to imitate it, and what comes before each answer to answer there."""
 
-    chat: Chat
+    turns: tuple[Chat, ...]
+    contexts: tuple[Chat, ...]
 
     def __call__(self, prompt: Messages, turn: Messages, tools: Messages) -> Fit:
         try:
             before, after = messages_from(prompt, tools), messages_from(turn)
-            if not self.chat.fits(before):
-                return Fit(sft=False, opd=False, reason="too_long")
-            rows = spans(self.chat, before, after)
+            opd = all(_contexts_fit(chat, before, after) for chat in self.contexts)
+            sft = all(_turn_fits(chat, before, after) for chat in self.turns)
         except DataError:
             return Fit(sft=False, opd=False, reason="unwritable")
-        sizes = [sum(len(span.token_ids) for span in row) for row in rows]
-        return Fit(sft=max(sizes, default=0) <= self.chat.max_length)
+        return Fit(sft=sft, opd=opd, reason=None if opd else "too_long")
+
+
+def _contexts_fit(chat: Chat, before: Said, after: Said) -> bool:
+    """Whether everything that comes before an answer is a prompt of `max_length` tokens at most."""
+    asked = [i for i, message in enumerate(after) if message.role == "assistant"]
+    texts = [chat.render((*before, *after[:i])) for i in asked]
+    return all(len(ids) <= chat.max_length for ids in chat.encode(texts))
+
+
+def _turn_fits(chat: Chat, before: Said, after: Said) -> bool:
+    rows = spans(chat, before, after)
+    sizes = [sum(len(span.token_ids) for span in row) for row in rows]
+    return max(sizes, default=0) <= chat.max_length

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distill.config import STAGE_PREFIX, Config
 from distill.errors import ConfigError
 from distill.rundir import staged_dir
+from flows.forgetting_places import register, unregister
 from flows.logs_store import store_path
 from flows.progress import open_progress
 
@@ -36,19 +37,32 @@ def build_curriculum(
 
     ConfigError for a folder that exists, DataError when the store holds nothing to learn from.
     """
-    from distill.curriculum.build import build
-    from distill.curriculum.store import LogStore
-    from evals.curriculum_page import write_page
     from flows.configs import load_config
 
     config = load_config(arguments) if arguments else Config()
-    own = _stage_config(config)
-    section = own.curriculum
+    section = _stage_config(config).curriculum
     _refuse_judge(section)
     path = store_path(home, store or section.store)
     folder = _new_folder(home, path.name) if out is None else out
     if folder.exists():
         raise ConfigError(f"{folder} exists already; name a new folder with --out")
+    register(home, folder)
+    try:
+        summary = _build(home, config, path, folder)
+    except BaseException:
+        if not folder.exists():
+            unregister(home, folder)
+        raise
+    return Made(folder=folder, page=folder / "curriculum.html", summary=summary)
+
+
+def _build(home: Path, config: Config, path: Path, folder: Path) -> dict[str, Any]:
+    """The summary of what now lies in `folder`."""
+    from distill.curriculum.build import build
+    from distill.curriculum.store import LogStore
+    from evals.curriculum_page import write_page
+
+    section = _stage_config(config).curriculum
     with open_progress() as progress, LogStore.open(path) as held:
         suites = _suites(config, progress) if section.decontaminate else None
         fits = _fits(home, config)
@@ -68,7 +82,7 @@ def build_curriculum(
         counts = summary["counts"]
         note = f"{counts['turns']:,} turns, {counts['examples']:,} examples"
         progress.stage_done("curriculum", time.monotonic() - began, note)
-    return Made(folder=folder, page=folder / "curriculum.html", summary=summary)
+    return summary
 
 
 def _stage_config(config: Config) -> Config:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distill.config import Config, Stage
+from distill.config import STAGE_PREFIX, Config, Stage
 from distill.errors import ConfigError
 from flows.night import Night
 from flows.training import StageResult
@@ -39,6 +39,7 @@ def _check_curriculum(config: Config, where: str) -> None:
     from distill.curriculum.choose import square
     from distill.curriculum.importers import importer_of
     from distill.curriculum.stages import checked_mix
+    from flows.logs_taking import source_name
     from flows.turn_judge import judge_options
 
     section = config.curriculum
@@ -55,6 +56,12 @@ def _check_curriculum(config: Config, where: str) -> None:
                 f'{where}: the source {source.path!r} has format "mapped" and no mapping; say '
                 "which field of a turn stands where in a row"
             )
+    names = [s.name or source_name(s.path.removeprefix(STAGE_PREFIX)) for s in section.sources]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{where}: two of curriculum.sources are called {twice!r}; give each a name of its own"
+        )
     checked_mix(square(section.mix))
     if judge_options(config) is None and section.demand == "judge":
         raise ConfigError(

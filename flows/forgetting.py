@@ -9,16 +9,19 @@ names the champions that saw the turns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from distill.curriculum import forgetting
 from distill.errors import ConfigError
-from distill.rundir import RunDir, digest_json, now, read_json, write_json
+from distill.rundir import RunDir
 from flows import forgetting_curricula as built
+from flows import forgetting_ledger as ledger
 from flows import forgetting_runs as runs
 from flows.forgetting_curricula import Doomed
+from flows.forgetting_places import places, sweep
 from flows.logs_store import store_path
 
 if TYPE_CHECKING:
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["user", "session", "source"]
 KINDS: tuple[Kind, ...] = ("user", "session", "source")
-LEDGER = "forgotten"
-"""Folder in a store: what was erased from it, as ids that say nothing about a person."""
 META = "store.json"
 
 
@@ -37,6 +38,8 @@ class Wanted:
 
     kind: Kind
     name: str
+    source: str = ""
+    """A session of this source alone; without one, of every source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +51,16 @@ class InStore:
     others: int = 0
     """Calls of others in the same conversations: they quote what was said there."""
     doomed: Doomed = field(default_factory=Doomed)
-    mixed: tuple[str, ...] = ()
-    """Conversations with such calls."""
+    mixed: tuple[tuple[str, str], ...] = ()
+    """(source, session) of conversations with such calls."""
+    evidence: int = 0
+    """Statements about these calls, or of the source."""
+    sources: tuple[str, ...] = ()
+    """Where the calls came from."""
+    pending: bool = False
+    """An earlier removal was interrupted."""
+    strangers: int = 0
+    """Files that a killed import left and no commit names."""
     files: tuple[str, ...] = ()
     """Logs that its source was read from, which are not ours to change."""
 
@@ -87,12 +98,17 @@ class Found:
     champions: tuple[runs.Champion, ...] = ()
     unread: tuple[str, ...] = ()
     """Runs whose configuration cannot be read, so that nobody knows what they trained on."""
+    leftovers: tuple[Path, ...] = ()
+    """What killed builds of curricula left; it may hold anybody's texts."""
+    unreached: tuple[tuple[Path, str], ...] = ()
+    """Curricula that may hold some of it and could not be looked into, and why."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is left to erase."""
-        calls = any(store.calls + store.others for store in self.stores)
-        return not (calls or self.curricula or self.stages or any(self.skills.values()))
+        held = any(s.calls + s.others + s.evidence + s.strangers or s.pending for s in self.stores)
+        skills = any(self.skills.values())
+        return not (held or self.curricula or self.stages or skills or self.leftovers)
 
 
 def look(home: Path, wanted: Wanted, *, store: str = "") -> Found:
@@ -106,8 +122,9 @@ def look(home: Path, wanted: Wanted, *, store: str = "") -> Found:
     for one in stores:
         doomed |= one.doomed
     if not store:
-        doomed |= _by_name(wanted)
-    folders = built.curricula(home)
+        doomed |= _by_name(wanted, {wanted.name})
+    where = places(home)
+    folders = where.folders
     if not stores and not folders:
         raise ConfigError(
             f"there is no log store and no curriculum in {home.resolve()}; name the folder that "
@@ -136,6 +153,8 @@ def look(home: Path, wanted: Wanted, *, store: str = "") -> Found:
         trained=trained,
         champions=tuple(runs.champions(home, trained)),
         unread=tuple(unread),
+        leftovers=where.leftovers,
+        unreached=where.unreached,
     )
 
 
@@ -145,8 +164,9 @@ def carry_out(home: Path, found: Found, *, actor: str) -> None:
     Killed at any point, `look` and `carry_out` again finish it.
     """
     _require_idle(home, found)
+    sweep(found.leftovers)
     for one in found.stores:
-        _note_in_ledger(one, found.wanted, pending=True)
+        _note(one, found.wanted, pending=True)
     for stage in found.stages:
         runs.announce(stage.reader.path, stage.tasks, stage.trajectories)
     for stage in found.stages:
@@ -159,7 +179,7 @@ def carry_out(home: Path, found: Found, *, actor: str) -> None:
         runs.settled(stage.reader.path)
     for one in found.stores:
         _forget(one, found.wanted)
-        _note_in_ledger(one, found.wanted, pending=False)
+        _note(one, found.wanted, pending=False)
 
 
 # -- stores ---------------------------------------------------------------------------------------
@@ -177,17 +197,25 @@ def _in_store(path: Path, wanted: Wanted) -> InStore:
     from distill.curriculum.store import LogStore
 
     with LogStore.open(path) as store:
-        names, earlier = _names(store, wanted), _ledger(path, store, wanted)
+        earlier = ledger.read(store, wanted)
         ids, sources = set(earlier.get("ids", ())), set()
-        talks = {(source, name) for source, name in earlier.get("sessions", ())}
-        calls, others, mixed = 0, 0, set()
+        # Conversations of a removal that was interrupted may have lost the person's own calls.
+        begun = {(source, name) for source, name in earlier.get("sessions", ())}
+        talks, mixed, about = set(begun), set(), set()
+        calls, others = 0, 0
         for bucket in range(store.num_buckets):  # a session lies wholly in one of them
-            own, beside = _in_bucket(store, bucket, wanted.kind, names)
+            own, beside = _in_bucket(store, bucket, wanted, begun)
             calls, others = calls + len(own), others + len(beside)
-            ids |= {_id(row) for row in [*own, *beside]}
-            sources |= {row["source"] for row in own}
-            mixed |= {row["session_id"] for row in beside}
+            rows = [*own, *beside]
+            ids |= {_id(row) for row in rows}
+            about |= {(r["source"], ref) for r in rows for ref in _refs(r)}
+            sources |= {row["source"] for row in rows}
+            mixed |= {(row["source"], row["session_id"]) for row in beside}
             talks |= {(row["source"], row["session_id"]) for row in own if row["session_id"]}
+        source = wanted.name if wanted.kind == "source" else None
+        said = forgetting.statements(store, about, source)
+        if source is not None and said:
+            sources.add(source)
         return InStore(
             path=path,
             calls=calls,
@@ -195,24 +223,39 @@ def _in_store(path: Path, wanted: Wanted) -> InStore:
             doomed=Doomed(
                 ids=frozenset(ids),
                 sessions=frozenset() if wanted.kind == "source" else frozenset(talks),
-            ),
+            )
+            | _hashed(store, wanted),
             mixed=tuple(sorted(mixed)),
+            evidence=forgetting.count_statements(store, said),
+            sources=tuple(sorted(sources)),
+            pending=bool(earlier.get("pending")),
+            strangers=_strangers(store),
             files=tuple(file.path for file in store.files() if file.source in sources),
         )
 
 
 def _in_bucket(
-    store: LogStore, bucket: int, kind: Kind, names: set[str]
+    store: LogStore, bucket: int, wanted: Wanted, begun: set[tuple[str, str]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The calls of a bucket that are meant, and those of others in the same conversations."""
-    column = {"user": "user", "session": "session_id", "source": "source"}[kind]
-    rows = store.table(bucket, ("source", "format", "source_id", "session_id", "user")).to_pylist()
-    own = [row for row in rows if row[column] in names]
-    if not own or kind == "source":
-        return own, []
-    talks = {(row["source"], row["session_id"]) for row in own if row["session_id"] is not None}
-    inside = [row for row in rows if (row["source"], row["session_id"]) in talks]
-    return own, [row for row in inside if row[column] not in names]
+    table = store.table(bucket, _COLUMNS)
+    hits = forgetting.meant(store, wanted.kind, wanted.name, wanted.source or None).hits(table)
+    rows = table.to_pylist()
+    own = [row for row, hit in zip(rows, hits, strict=True) if hit]
+    rest = [row for row, hit in zip(rows, hits, strict=True) if not hit]
+    talks = set(begun)
+    if wanted.kind == "user":
+        talks |= {(row["source"], row["session_id"]) for row in own}
+    inside = [row for row in rest if row["session_id"] is not None]
+    return own, [row for row in inside if (row["source"], row["session_id"]) in talks]
+
+
+_COLUMNS = ("source", "format", "source_id", "trace_id", "session_id", "user")
+
+
+def _refs(row: Mapping[str, Any]) -> list[str]:
+    """What evidence may call it."""
+    return [ref for ref in (row["source_id"], row["trace_id"]) if ref]
 
 
 def _id(row: Mapping[str, Any]) -> str:
@@ -225,69 +268,53 @@ def _id(row: Mapping[str, Any]) -> str:
     )
 
 
-def _names(store: LogStore, wanted: Wanted) -> set[str]:
-    """How a store may have written it: a user by a key, or by what the caller gave."""
-    if wanted.kind == "user":
-        return {wanted.name, store.user_key(wanted.name)}
-    return {wanted.name}
+def _strangers(store: LogStore) -> int:
+    """Files that a killed import left; none while one is at work, whose files look the same."""
+    from distill.curriculum.segments import strangers
+    from distill.lock import is_held
+
+    return 0 if is_held(store.lock().path) else len(strangers(store.path, store.segments))
 
 
-def _by_name(wanted: Wanted) -> Doomed:
+def _hashed(store: LogStore, wanted: Wanted) -> Doomed:
+    """A session under the name that the store's redactor gave it."""
+    if wanted.kind != "session":
+        return Doomed()
+    return _by_name(wanted, forgetting.stored_names(store, "session", wanted.name) - {wanted.name})
+
+
+def _by_name(wanted: Wanted, names: Set[str]) -> Doomed:
     """What curricula themselves say about a session or a source; users are not in them."""
     if wanted.kind == "session":
-        return Doomed(sessions=frozenset({(None, wanted.name)}))
+        return Doomed(sessions=frozenset((wanted.source or None, name) for name in names))
     return Doomed(source=wanted.name) if wanted.kind == "source" else Doomed()
 
 
 def _forget(one: InStore, wanted: Wanted) -> None:
+    from distill.curriculum.segments import remove_strangers
     from distill.curriculum.store import LogStore
 
-    if not one.calls + one.others:
-        return
     with LogStore.open(one.path) as store:
+        if not one.calls + one.others + one.evidence:
+            if one.strangers:
+                with store.lock():
+                    remove_strangers(store.path, store.segments)
+            return
         kind, name = wanted.kind, wanted.name
         store.forget(
             user=name if kind == "user" else None,
             session=name if kind == "session" else None,
-            source=name if kind == "source" else None,
+            source=name if kind == "source" else wanted.source or None,
+            talks=one.mixed,
         )
-        for session in one.mixed:
-            store.forget(session=session)
 
 
-# -- the ledger of a store ------------------------------------------------------------------------
-
-
-def _ledger_path(path: Path, store: LogStore, wanted: Wanted) -> Path:
-    """Named by a keyed digest, so that the file's name tells nobody who was forgotten."""
-    name = store.user_key(f"{wanted.kind}/{wanted.name}")
-    return path / LEDGER / f"{digest_json([wanted.kind, name])[:16]}.json"
-
-
-def _ledger(path: Path, store: LogStore, wanted: Wanted) -> Mapping[str, Any]:
-    """What an earlier call erased, or meant to: turn ids; sessions only while it is unfinished."""
-    file = _ledger_path(path, store, wanted)
-    return dict(read_json(file)) if file.exists() else {}
-
-
-def _note_in_ledger(one: InStore, wanted: Wanted, *, pending: bool) -> None:
+def _note(one: InStore, wanted: Wanted, *, pending: bool) -> None:
     from distill.curriculum.store import LogStore
 
-    if not one.doomed.ids:
-        return
-    with LogStore.open(one.path) as store:
-        file = _ledger_path(one.path, store, wanted)
-    sessions = sorted([source, name] for source, name in one.doomed.sessions) if pending else []
-    write_json(
-        file,
-        {
-            "kind": wanted.kind,
-            "at": now(),
-            "pending": pending,
-            "ids": sorted(one.doomed.ids),
-            "sessions": sessions,
-        },
-    )
+    if one.doomed.ids:
+        with LogStore.open(one.path) as store:
+            ledger.note(store, wanted, one.doomed.ids, one.doomed.sessions, pending=pending)
 
 
 # -- runs -----------------------------------------------------------------------------------------
@@ -340,11 +367,21 @@ def counts(found: Found) -> dict[str, int]:
     for store in found.stores:
         total["calls"] += store.calls
         total["calls_of_others"] += store.others
+        total["evidence"] += store.evidence
     for curriculum in found.curricula:
         total["turns"] += len(curriculum.ids)
         total["examples"] += curriculum.examples
     total["rollouts"] = sum(stage.rows for stage in found.stages)
     total["skills"] = sum(map(len, found.skills.values()))
     total["champions"] = len(found.champions)
-    names = ("calls", "calls_of_others", "turns", "examples", "rollouts", "skills", "champions")
+    names = (
+        "calls",
+        "calls_of_others",
+        "evidence",
+        "turns",
+        "examples",
+        "rollouts",
+        "skills",
+        "champions",
+    )
     return {name: total[name] for name in names}

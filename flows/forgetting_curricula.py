@@ -70,12 +70,6 @@ class Record:
     pending: bool = False
 
 
-def curricula(home: Path) -> list[Path]:
-    """Every built curriculum of a home: of runs, and of the command line."""
-    found = [*home.glob(f"runs/*/stages/*/final/{PLAN}"), *home.glob(f"curricula/*/{PLAN}")]
-    return sorted(path.parent for path in found)
-
-
 def read_record(folder: Path) -> Record:
     path = folder / RECORD
     if not path.exists():

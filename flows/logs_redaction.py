@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,17 +45,18 @@ def redact_file(
 ) -> Redaction:
     """Put every row of a file through the rules; `out` gets what is left, in the normal form.
 
-    Ids that are personal become hashes under a key that nobody keeps. DataError when the file is
-    not there or no row of it is a turn.
+    Users, and ids that are personal, become hashes under a key that nobody keeps. DataError when
+    the file is not there or no row of it is a turn.
     """
     if not path.is_file():
         raise DataError(f"{path} is no file; name one file of a log")
     if out is not None and out.exists() and out.samefile(path):
         raise ConfigError(f"--out {out} is the file that is read; name another one")
-    redactor = redactor_for("rules", entities, secrets.token_bytes(32))
+    key = secrets.token_bytes(32)
+    redactor = redactor_for("rules", entities, key)
     assert redactor is not None
     found = Redaction()
-    clean = _clean(path, name, format, redactor, found)
+    clean = (_without_user(one, key) for one in _clean(path, name, format, redactor, found))
     if out is None:
         for _ in clean:
             pass
@@ -94,7 +95,19 @@ def _clean(
             found.touched += 1
             found.counts += counts
             _remember(record, found)
-        yield clean
+        # The name itself counts, not what the rules made of it: equal users stay equal.
+        user = None if isinstance(record, Evidence) else record.user
+        yield clean if isinstance(clean, Evidence) else replace(clean, user=user)
+
+
+def _without_user(record: RoutingTurn | Evidence, key: bytes) -> RoutingTurn | Evidence:
+    """As an import stores it: a key stands for the user."""
+    from distill.curriculum.prepare import user_key
+    from distill.curriculum.records import Evidence
+
+    if isinstance(record, Evidence) or record.user is None:
+        return record
+    return replace(record, user=user_key(key, record.user))
 
 
 def _records(
@@ -108,7 +121,7 @@ def _records(
 
     known = Context(source=name, now_ms=int(time.time() * 1000))
     fixed = None if format == AUTO else importer_named(format)
-    reading = Reading()
+    reading = Reading(may_grow=False)
     for row in read_rows(path, reading, container_of(path, reading)):
         found.rows += 1
         try:
@@ -122,7 +135,10 @@ def _records(
                     raise RowError("unknown_format")
                 importer = importer_named(chosen)
             for record in importer.read(value, known):
-                yield record, ""
+                if isinstance(record, RowError):  # a part of a batch; the others are good
+                    yield None, record.reason
+                else:
+                    yield record, ""
         except RowError as error:
             yield None, error.reason
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from distill.curriculum.ingest import IngestReport, Progress, SourceReport
+from distill.curriculum.ingest import IngestReport, Progress, SourceReport, check_sources
 from distill.curriculum.prepare import Source
+from distill.curriculum.reading import discover
 from distill.curriculum.state import Drop
 from distill.errors import ConfigError, DataError
 
@@ -88,13 +89,7 @@ def take(
     """Import everything new. Sources of one name are read one after the other and reported as one.
 
     DataError when nothing at all could be read."""
-    rounds: list[list[Source]] = []
-    for source in sources:
-        free = [r for r in rounds if source.name not in {s.name for s in r}]
-        if free:
-            free[0].append(source)
-        else:
-            rounds.append([source])
+    rounds = _rounds(sources)
     now_ms = int(time.time() * 1000)
     with open_bar(stream) as bar:
         reports = [
@@ -104,6 +99,27 @@ def take(
     report = _united(reports)
     _require_something(report)
     return report
+
+
+def check(sources: Sequence[Source], *, jobs: int) -> None:
+    """Refuse what cannot be imported before a store is made for it: ConfigError for a wrong format,
+    tier or option, DataError when no source is there."""
+    for some in _rounds(sources):
+        check_sources(some, jobs)
+    if sources and not any(discover(source.path) for source in sources):
+        raise _nothing([(source.path, "no file there") for source in sources])
+
+
+def _rounds(sources: Sequence[Source]) -> list[list[Source]]:
+    """Sources of one name in different rounds, in their order."""
+    rounds: list[list[Source]] = []
+    for source in sources:
+        free = [r for r in rounds if source.name not in {s.name for s in r}]
+        if free:
+            free[0].append(source)
+        else:
+            rounds.append([source])
+    return rounds
 
 
 def plain(report: SourceReport) -> dict[str, Any]:
@@ -137,8 +153,7 @@ def _require_something(report: IngestReport) -> None:
     """DataError when no row of any file could be used, and none was used before."""
     lost = [(file.path, file.why) for source in report.sources for file in source.unreadable]
     if lost and not report.total("files") and not report.total("skipped"):
-        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        raise DataError(f"nothing could be read: {lost[0][0]}: {lost[0][1]}{more}")
+        raise _nothing(lost)
     read, good = report.total("read"), sum(map(report.total, ("stored", "evidence", "again")))
     bad: Counter[str] = Counter(
         {reason: n for reason, n in report.dropped.items() if reason not in HARMLESS}
@@ -152,6 +167,11 @@ def _require_something(report: IngestReport) -> None:
             f"{REASONS.get(reason, reason)}. Where and why: distill logs drops; name the format "
             "with --format, or where its fields stand with --format mapped --map FIELD=PATH"
         )
+
+
+def _nothing(lost: Sequence[tuple[str, str]]) -> DataError:
+    more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+    return DataError(f"nothing could be read: {lost[0][0]}: {lost[0][1]}{more}")
 
 
 def first_drops(

@@ -171,6 +171,7 @@ def _by_tier(
                 tokens_in=row.prompt_length,
                 tokens_out=len(written),
                 complaint=complaint,
+                stop=row.stop,
             )
     return [found[request.number] for request, _ in asked]
 

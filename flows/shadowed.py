@@ -8,6 +8,11 @@ from distill.sections import STAGE_SECTIONS
 from distill.tables import find_origin
 
 PRESET = "preset "
+READ_FOR_DATA = {
+    "serve": ("model", "engine", "teacher", "data", "sampling", "traffic"),
+    "curriculum": ("curriculum",),
+}
+"""Sections that a stage reads which makes data; it has the others, and nobody looks at them."""
 
 
 def require_effect(config: Config) -> None:
@@ -18,9 +23,15 @@ def require_effect(config: Config) -> None:
     """
     owns = {stage.name: config.for_stage(stage) for stage in config.stages}
     for key, value, origin in explain(config):
-        if key.partition(".")[0] not in STAGE_SECTIONS or origin.startswith((PRESET, "default")):
+        section = key.partition(".")[0]
+        if section not in STAGE_SECTIONS or origin.startswith((PRESET, "default")):
             continue
-        if not owns or any(own.origins.get(key) == origin for own in owns.values()):
+        readers = [
+            owns[stage.name]
+            for stage in config.stages
+            if section in READ_FOR_DATA.get(stage.kind, STAGE_SECTIONS)
+        ]
+        if not owns or any(own.origins.get(key) == origin for own in readers):
             continue
         setters = {find_origin(config.origins, f"stage.{name}.{key}") for name in owns}
         if origin in setters:

@@ -17,7 +17,8 @@ from distill.config import STAGE_PREFIX, Config, Stage
 from distill.errors import CheckpointError, DataError
 from distill.models import pick_device, weights_file
 from distill.rundir import digest_file, digest_json, from_json, read_json, staged_dir, write_json
-from flows import data_stages, wiring
+from distill.tables import leaves
+from flows import data_stages, recorded, wiring
 from flows.night import Night
 from flows.training import StageResult, first_weights, train
 
@@ -39,6 +40,8 @@ def run_stage(night: Night, stage: Stage) -> StageResult:
         return read_result(final)
     if stage.target == "data":
         return data_stages.make(night, stage)
+    if stage.target == "student" and recorded.is_empty(night, night.config.for_stage(stage)):
+        return _handed_on(night, stage)
     key = cache_key(night, stage) if stage.cache else None
     kept = night.home / "cache" / "stages" / key if key else None
     if kept is not None and kept.exists():
@@ -52,6 +55,35 @@ def run_stage(night: Night, stage: Stage) -> StageResult:
             # A night of another model may have kept the same stage meanwhile: it serves both.
             if not kept.is_dir():
                 raise
+    return result
+
+
+def _handed_on(night: Night, stage: Stage) -> StageResult:
+    """A stage without a single recorded turn to learn from: it ends with the weights that it begins
+    with, so that the night goes on to what it can learn."""
+    began, config = time.monotonic(), night.config.for_stage(stage)
+    use = config.data.options.get("use", "turns")
+    told = (
+        f"stage {stage.name} had nothing to learn: no turn of the curriculum can be used as {use}; "
+        "it hands on the weights that it began with"
+    )
+    logger.warning("%s", told)
+    weights = first_weights(night, stage)
+    assert weights is not None, "a stage of the student begins with weights"
+    verify_manifest(weights)
+    with staged_dir(night.final(stage.name)) as partial:
+        shutil.copytree(weights, partial, dirs_exist_ok=True)
+        result = StageResult(
+            name=stage.name,
+            objective=wiring.build_objective(config).name,
+            steps=0,
+            tokens=0,
+            seconds=time.monotonic() - began,
+            warnings=(told,),
+        )
+        write_json(partial / "stage.json", result)
+        write_manifest(partial)
+    night.progress.stage_done(stage.name, result.seconds, "nothing to learn")
     return result
 
 
@@ -72,12 +104,14 @@ def cache_key(night: Night, stage: Stage) -> str:
         *("sampling", "correction", "trainer", "monitor"),
         *(("reward", "analyst", "skills") if acts or _has_analyst(stage, own) else ()),
     )
+    parts = {name: config[name] for name in chosen}
+    named = {value for _, value in leaves(parts) if isinstance(value, str)}
+    # What makes data is part of the key by its tasks, see `_outer_inputs`.
     inputs = {
         other.name: digest_file(weights_file(night.final(other.name)))
         for other in night.bootstrap_stages
-        if f"{STAGE_PREFIX}{other.name}" in str(config)
+        if other.target != "data" and f"{STAGE_PREFIX}{other.name}" in named
     }
-    parts = {name: config[name] for name in chosen}
     parts["model"] = {k: v for k, v in parts["model"].items() if k != "name"}
     parts["monitor"] = {k: v for k, v in parts["monitor"].items() if k != "warn"}
     return digest_json(

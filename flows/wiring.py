@@ -77,6 +77,11 @@ def check_stage(config: Config, stage: Stage) -> None:
                 f'{", ".join(sorted(objective.needs))}; use objective.name = "sft", or '
                 'kind = "on_policy"'
             )
+        if compatibility.uses_contexts(config):
+            raise ConfigError(
+                f'{where} learns from recorded answers, but data.use = "contexts" has none; use '
+                'data.use = "turns", or kind = "on_policy"'
+            )
         compatibility.check_worked_sampler(config, sampler, where)
         if stage.target == "student":
             compatibility.check_worked(config, where)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from distill.curriculum.drops import RowError
 from distill.curriculum.importers import IMPORTERS, Context
 from distill.curriculum.records import RoutingTurn
 from distill.curriculum.tiers import Tiers
@@ -18,6 +19,16 @@ MOMENT = 1_788_228_780_000
 
 def read(name: str, row: Any, **options: Any) -> list[Any]:
     return list(IMPORTERS[name].read(row, replace(CONTEXT, options=options)))
+
+
+def told(found: list[Any]) -> list[Any]:
+    """What was read, comparable: an error as its reason and detail."""
+    return [(e.reason, e.detail) if isinstance(e, RowError) else e for e in found]
+
+
+def good(found: list[Any]) -> list[Any]:
+    """What was read without the errors of single records."""
+    return [entry for entry in found if not isinstance(entry, RowError)]
 
 
 def one(name: str, row: Any, **options: Any) -> RoutingTurn:
@@ -60,7 +71,7 @@ PAYLOAD: dict[str, Any] = {
                 "complaint": False, "baseline_cost": 0.01,
             },
         },
-        "feedback": {"score": 1, "label": "nice"},
+        "feedback": {"thumb": 1, "label": "nice"},
     },
     "model_parameters": {"tools": [{"type": "function", "function": {"name": "add"}}]},
     "response": {

@@ -8,13 +8,13 @@ seed alone. Source: NeoHorse-1, arXiv 2609.08183; where it gives no formula, the
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from distill.curriculum.choose import choose
 from distill.curriculum.contamination import Suites
@@ -22,21 +22,26 @@ from distill.curriculum.demand import (
     Calibration,
     Demand,
     DemandInput,
+    demand_input,
     fallback_demand,
     given_demand,
     logged_demand,
 )
+from distill.curriculum.demand_features import Sketch, sketch
 from distill.curriculum.demand_fit import DemandModel, fit_demand
 from distill.curriculum.demand_sample import FitSample, Observation, label_observations
 from distill.curriculum.examples import Example, ExampleWriter
-from distill.curriculum.light import Light, write_rows
+from distill.curriculum.labels import Aligned
+from distill.curriculum.light import Light, RowWriter
 from distill.curriculum.nearby import Entry, family_of, near_duplicates, text_of
 from distill.curriculum.options import CurriculumSection
+from distill.curriculum.outcomes import Judged
 from distill.curriculum.profile import Profile, admissible, merge
 from distill.curriculum.store import LogStore
 from distill.curriculum.summary import SUMMARY, summary_of
 from distill.curriculum.turns import UserTurn
 from distill.curriculum.walk import Fits, Found, Tally, Walker
+from distill.curriculum.workers import in_turn, processes
 from distill.errors import DataError
 from distill.rundir import write_json
 
@@ -47,8 +52,14 @@ MOST_LOOKED_AT = 5 * SAMPLE
 MODEL = "demand.json"
 FILES_PER_BUCKET = 200
 MOST_JOBS = 4
+AHEAD = 2 * MOST_JOBS
+"""Buckets that are worked on, or wait, at once."""
 WORTH_JOBS = 20_000
 """Turns from which further processes pay for their start."""
+
+
+Told = tuple[str, str | None, Sketch, list[Observation]]
+"""Id and session of a turn, its text as numbers, and what it says about demand."""
 
 
 class Judge(Protocol):
@@ -123,53 +134,58 @@ def build(
     return summary
 
 
-def _parts(work: Work, store: LogStore, judge: Judge | None) -> Iterator[tuple[Light, Tally]]:
-    """What every bucket gives, in order."""
-    jobs, numbers = helpers(store.num_turns), range(store.num_buckets)
-    if judge is not None or jobs == 1:
-        for number in numbers:
-            yield bucket(work, number, store, judge)
-        return
-    # Spawned, not forked: the parent may hold threads of a tensor library.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_start, initargs=(work,)
-    ) as pool:
-        yield from pool.map(_bucket_elsewhere, numbers)
-
-
 def helpers(num_turns: int) -> int:
     """Processes that work on a log of so many turns; 1 is this one alone."""
     return min(os.cpu_count() or 1, MOST_JOBS) if num_turns >= WORTH_JOBS else 1
 
 
+def _parts(work: Work, store: LogStore, judge: Judge | None) -> Iterator[tuple[Light, Tally]]:
+    """What every bucket gives, in order."""
+    numbers = range(store.num_buckets)
+    if judge is not None or helpers(store.num_turns) == 1:
+        for number in numbers:
+            yield bucket(work, number, store, judge)
+        return
+    with processes(helpers(store.num_turns), _start, work.store, work) as pool:
+        yield from in_turn(pool, _bucket_elsewhere, numbers, AHEAD)
+
+
+_store: LogStore | None = None
 _work: Work | None = None
 
 
-def _start(work: Work) -> None:
+def _start(store: Path, work: Work | None = None) -> None:
     """Begin a helping process."""
-    global _work
-    _work = work
+    global _store, _work
+    _store, _work = LogStore.open(store), work
+
+
+def _told_elsewhere(number: int) -> tuple[int, list[Told]]:
+    assert _store is not None
+    return _told_by(number, _store)
 
 
 def _bucket_elsewhere(number: int) -> tuple[Light, Tally]:
+    assert _store is not None
     assert _work is not None
-    with LogStore.open(_work.store) as store:
-        return bucket(_work, number, store, None)
+    return bucket(_work, number, _store, None)
 
 
 def bucket(work: Work, number: int, store: LogStore, judge: Judge | None) -> tuple[Light, Tally]:
     """Write the examples and light rows of one bucket; return its numbers."""
     walker = Walker(store=store, suites=work.suites, fits=work.fits, contexts=work.options.contexts)
-    found = walker.bucket(number)
-    _judge(found, judge)
-    _drop_near(found, work.options.near_duplicate)
-    given = _estimates(found, work.demands, judge)
-    with ExampleWriter(work.out, first=number * FILES_PER_BUCKET) as writer:
-        places = writer.add([_example(f) for f in found if f.reason is None])
     light = Light()
-    light.add(found, given, places)
-    write_rows(work.out, number, found, given)
+    examples = ExampleWriter(work.out, first=number * FILES_PER_BUCKET)
+    with examples, RowWriter(work.out, number) as rows:
+        for found in walker.bucket(number):
+            _judge(found, judge)
+            _drop_near(found, work.options.near_duplicate)
+            given = _estimates(found, work.demands, judge)
+            places = examples.add([_example(f) for f in found if f.reason is None])
+            light.add(found, given, places)
+            rows.add(found, given)
+            del given, places
+            pa.default_memory_pool().release_unused()
     return light, walker.tally
 
 
@@ -181,12 +197,11 @@ def _demands(store: LogStore, options: CurriculumSection, judge: Judge | None) -
         raise DataError('curriculum.demand = "judge" needs somebody to ask; set curriculum.judge')
     if options.demand != "fitted":
         return Demands(method=options.demand)
-    sample, walker, looked_at = FitSample(SAMPLE), Walker(store=store), 0
-    for number in range(store.num_buckets):
-        for found in walker.bucket(number):
-            looked_at += 1
-            if found.demand is not None:
-                sample.add(found.turn.id, found.turn.session_id, found.demand, observed(found))
+    sample, looked_at = FitSample(SAMPLE), 0
+    for looked, told in _told(store):
+        looked_at += looked
+        for turn, session, given, seen in told:
+            sample.add(turn, session, given, seen)
         if sample.num_seen >= SAMPLE or looked_at >= MOST_LOOKED_AT:
             break
     try:
@@ -205,13 +220,32 @@ def _demands(store: LogStore, options: CurriculumSection, judge: Judge | None) -
     return Demands(method="fitted", model=model, calibration=calibration, note=note)
 
 
-def observed(found: Found) -> list[Observation]:
+def _told(store: LogStore) -> Iterator[tuple[int, list[Told]]]:
+    """Of each bucket how many turns it has, and what they say about demand."""
+    if helpers(store.num_turns) == 1:
+        yield from (_told_by(number, store) for number in range(store.num_buckets))
+        return
+    with processes(helpers(store.num_turns), _start, store.path) as pool:
+        yield from in_turn(pool, _told_elsewhere, range(store.num_buckets), AHEAD)
+
+
+def _told_by(number: int, store: LogStore) -> tuple[int, list[Told]]:
+    looked, told = 0, []
+    for turn, judged, label, _ in Walker(store=store).judged(number):
+        looked += 1
+        seen = observed(turn, judged, label)
+        if seen and turn.messages and turn.start >= 0:
+            given = demand_input(turn.messages, turn.start, turn.tools)
+            told.append((turn.id, turn.session_id, sketch(given), seen))
+    return looked, told
+
+
+def observed(turn: UserTurn, judged: Judged, label: Aligned) -> list[Observation]:
     """What a turn says about its demand: how it went at the tier that answered, and its label."""
     seen: list[Observation] = []
-    tier = found.turn.served.tier if found.turn.served is not None else None
-    if tier is not None and found.judged.verifiable and not found.turn.cached:
-        seen.append(Observation(tier, found.judged.result == "success"))
-    label = found.aligned
+    tier = turn.served.tier if turn.served is not None else None
+    if tier is not None and judged.verifiable and not turn.cached:
+        seen.append(Observation(tier, judged.result == "success"))
     # A label that only repeats the decision is the router's word, not an outcome.
     if label.label is not None and label.reason in ("retrospective", "explicit_downvote"):
         seen += label_observations(label.label, label.weight)
@@ -258,16 +292,19 @@ def _drop_near(found: Sequence[Found], threshold: float) -> None:
     """Leave out turns that nearly repeat an earlier one of their session."""
     if not threshold:
         return
-    entries = [
-        Entry(
-            id=f.turn.id,
-            family=family_of(f.turn.source, f.turn.session_id, f.turn.messages),
-            text=text_of((*f.prompt[-1:], *f.response)),
-            ts=f.turn.ts,
-        )
-        for f in found
-        if f.reason is None
-    ]
+    families: dict[tuple[str, str], str] = {}
+    entries = []
+    for one in found:
+        if one.reason is not None:
+            continue
+        turn = one.turn
+        session = (turn.source, turn.session_id or turn.id)
+        family = families.get(session)
+        if family is None:
+            family = families[session] = family_of(turn.source, turn.session_id, turn.messages)
+        known = one.words is not None and len(one.words)
+        text = "" if known else text_of((*one.prompt[-1:], *one.response))
+        entries.append(Entry(id=turn.id, family=family, text=text, ts=turn.ts, words=one.words))
     repeated = {d.id for d in near_duplicates(entries, threshold=threshold)}
     for one in found:
         if one.turn.id in repeated:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from distill.curriculum.allocation import Picks, Shares, allocate, picks
@@ -59,8 +60,7 @@ def choose(
     if 0 < options.examples < len(usable):
         usable, allocation = _allocated(table, boundary, usable, options, seed)
     scores = table["score"] if options.score == "soft" else table["band"]
-    names = [f"{n:016x}" for n in table["id"][usable].tolist()]
-    staged = assign(scores[usable], names, seed=seed, mix=square(options.mix))
+    staged = assign(scores[usable], table["id"][usable], seed=seed, mix=square(options.mix))
     after = _after(table, boundary, usable, staged)
     finish_rows(out, num_buckets, after)
     _write_plan(table, usable[staged.order], after["stage"], out)
@@ -118,8 +118,7 @@ def _allocated(
     accuracy = np.array([rates.get(int(c), float("nan")) for c in cell])
     shares = allocate(available.astype(float), accuracy, kappa=options.kappa, floor=options.floor)
     counted = picks(shares.share, available, options.examples)
-    names = [f"{n:016x}" for n in table["id"][usable].tolist()]
-    luck = keyed_hashes(names, f"pick:{seed}")
+    luck = keyed_hashes(table["id"][usable], f"pick:{seed}")
     # By cell, then by luck; of each cell the first ones.
     order = np.lexsort((table["id"][usable], luck, place))
     begin = np.concatenate([[0], np.cumsum(available)[:-1]])
@@ -137,7 +136,7 @@ def _after(
     table: Table, boundary: Boundary, chosen: NDArray[np.int64], staged: Staged
 ) -> dict[str, NDArray[Any]]:
     """What is known of every turn in the end."""
-    stage = np.full(len(table), -1, dtype=np.int64)
+    stage = np.full(len(table), -1, dtype=np.int8)
     position = np.full(len(table), -1, dtype=np.int64)
     stage[chosen] = staged.stage + 1
     position[chosen[staged.order]] = np.arange(len(chosen))
@@ -156,20 +155,28 @@ def _write_plan(
     write_plan(
         out,
         {
-            "id": [f"{n:016x}" for n in table["id"][learnt].tolist()],
+            "id": _hexadecimal(table["id"][learnt]),
             "stage": stage[learnt],
             "position": np.arange(len(learnt)),
             "file": table["file"][learnt],
             "row": table["row"][learnt],
             "score": table["score"][learnt],
-            "scene": [table.scenes[i] for i in table["scene"][learnt].tolist()],
+            "scene": pa.array(table.scenes, pa.string()).take(pa.array(table["scene"][learnt])),
             "band": table["band"][learnt],
-            "tier": [None if t < 0 else t for t in table["tier"][learnt].tolist()],
+            "tier": pa.array(table["tier"][learnt], mask=table["tier"][learnt] < 0),
             "use_sft": table["sft"][learnt],
             "use_opd": table["opd"][learnt],
             "num_spans": table["spans"][learnt],
         },
     )
+
+
+def _hexadecimal(ids: NDArray[np.uint64]) -> Any:
+    """Ids as Arrow text of 16 digits each."""
+    written = ids.astype(">u8").tobytes().hex().encode()
+    ends = np.arange(0, 16 * len(ids) + 1, 16, dtype=np.int64)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(written)]
+    return pa.LargeStringArray.from_buffers(len(ids), buffers[1], buffers[2]).cast(pa.string())
 
 
 def _nothing(table: Table) -> str:

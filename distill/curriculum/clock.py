@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from distill.curriculum.drops import RowError
+from distill.curriculum.pii_rules import find
 
 Unit = Literal["s", "ms", "us", "ns"]
 
@@ -24,6 +25,8 @@ _PER_MS: dict[Unit, tuple[int, int]] = {
 """Multiply by the first and divide by the second."""
 _BY_SIZE: tuple[tuple[float, Unit], ...] = ((1e11, "s"), (1e14, "ms"), (1e17, "us"), (1e20, "ns"))
 """Numbers below the limit are in the unit: since 1973 the ranges do not overlap."""
+_SHOWN, _LOOKED_AT = 60, 4096
+"""Characters of a value that a message quotes, and that are searched for personal data."""
 _EARLIEST = 1e8
 """No log is older than March 1973; a smaller number is not a time."""
 
@@ -81,13 +84,16 @@ def _of_number(number: float, unit: Unit | None) -> int:
 
 
 def shorten(value: object) -> str:
-    """At most 60 characters of a value, fit for any file or terminal."""
+    """At most 60 characters of a value, fit for any file or terminal, without personal data: a
+    number that is cut could not be told any more."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "a huge whole number"  # Python refuses to write out the largest ones
     if isinstance(value, Mapping | list | tuple):
         return f"{type(value).__name__} of {len(value)}"
-    text = value if isinstance(value, str) else str(value)
-    return repr(text[:60]).encode(errors="replace").decode()
+    text = (value if isinstance(value, str) else str(value))[:_LOOKED_AT]
+    for start, end, kind in reversed(find(text)):
+        text = f"{text[:start]}[{kind}]{text[end:]}"
+    return repr(text[:_SHOWN]).encode(errors="replace").decode()
 
 
 def _unreadable(value: object) -> RowError:

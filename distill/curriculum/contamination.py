@@ -16,17 +16,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
 from distill.curriculum.messages import message_text
-from distill.overlap import Hashes, gram_hashes, normal_text, word_hashes
+from distill.overlap import Hashes, gram_hashes, normal_text, word_hashes, words_of
 
 NUM_WORDS = 13
 TEMPLATE_SHARE, TEMPLATE_TASKS = 0.5, 3
 
 _LEAST_BITS, _MOST_BITS = 12, 27
+_NONE = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,10 +62,10 @@ class Suites:
             self._tasks.append((suite, task))
             found = [text for text in texts if text.strip()]
             parts = [gram_hashes(word_hashes(text), NUM_WORDS) for text in found]
-            grams.append(np.unique(np.concatenate([np.zeros(0, np.uint64), *parts])))
+            grams.append(np.unique(np.concatenate([_NONE, *parts])))
             equal.append({normal_text(text) for text in found})
         ignored = [gram_hashes(word_hashes(text), NUM_WORDS) for text in ignore]
-        self._index(grams, np.concatenate([np.zeros(0, np.uint64), *ignored]))
+        self._index(grams, np.concatenate([_NONE, *ignored]))
         self._equal = self._equal_texts(equal)
         self._longest = max(map(len, self._equal), default=0)
 
@@ -78,7 +80,7 @@ class Suites:
         for tasks in by_suite.values():
             values, counts = np.unique(np.concatenate(tasks), return_counts=True)
             template.append(values[_is_template(counts, len(tasks))])
-        flat = np.concatenate([np.zeros(0, np.uint64), *grams])
+        flat = np.concatenate([_NONE, *grams])
         owners = np.repeat(np.arange(len(grams)), [len(found) for found in grams])
         kept = ~np.isin(flat, np.concatenate(template))
         # `unique` gives the first place of each value, so the first task owns it.
@@ -105,33 +107,58 @@ class Suites:
 
     def check(self, messages: Sequence[Mapping[str, Any]]) -> Contamination | None:
         """The evaluation task that a conversation overlaps with, or None."""
+        return self.check_many([messages], [words_by_message([messages])[0]])[0]
+
+    def check_many(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        words: Sequence[Sequence[Hashes]],
+    ) -> list[Contamination | None]:
+        """The same for many conversations; `words` are those of their messages, see
+        `words_by_message`."""
         if not self._tasks:
-            return None
-        texts = []
-        for message in messages:
-            text = message_text(message)
-            if message.get("role") == "user":
-                hit = self._equal_to(text)
-                if hit is not None:
-                    return hit
-            texts.append(text)
-            texts += texts_beside(message)
-        return self.check_text("\n".join(texts))
+            return [None] * len(conversations)
+        owners = self._shared([np.concatenate([_NONE, *own]) for own in words])
+        return [
+            self._equal_message(messages) or self._found(owner)
+            for messages, owner in zip(conversations, owners, strict=True)
+        ]
 
     def check_text(self, text: str) -> Contamination | None:
         """The task that shares 13 words in a row with a text, or None."""
-        grams = gram_hashes(word_hashes(text), NUM_WORDS)
+        return self._found(self._shared([word_hashes(text)])[0])
+
+    def _shared(self, words: Sequence[Hashes]) -> list[int]:
+        """Number of the first task that shares 13 words with each of N texts, or -1."""
+        first = [-1] * len(words)
+        flat = np.concatenate([_NONE, *words])
+        grams = gram_hashes(flat, NUM_WORDS)
         if not len(grams) or not len(self._grams):
-            return None
-        likely = grams[self._sieve[grams >> self._shift]]
+            return first
+        likely = np.flatnonzero(self._sieve[grams >> self._shift])
         if not len(likely):
+            return first
+        places = np.minimum(np.searchsorted(self._grams, grams[likely]), len(self._grams) - 1)
+        hit = self._grams[places] == grams[likely]
+        likely, places = likely[hit], places[hit]
+        ends = np.cumsum([len(own) for own in words])
+        texts = np.searchsorted(ends, likely, side="right")
+        # Words of two texts in a row are no words in a row.
+        whole = likely + NUM_WORDS <= ends[texts]
+        owners = self._owners[places]
+        for text, owner in zip(texts[whole].tolist(), owners[whole].tolist(), strict=True):
+            first[text] = owner if first[text] < 0 else min(first[text], owner)
+        return first
+
+    def _found(self, place: int) -> Contamination | None:
+        if place < 0:
             return None
-        places = np.minimum(np.searchsorted(self._grams, likely), len(self._grams) - 1)
-        owners = self._owners[places[self._grams[places] == likely]]
-        if not len(owners):
-            return None
-        suite, task = self._tasks[int(owners.min())]
+        suite, task = self._tasks[place]
         return Contamination(suite=suite, task=task, how="13 words")
+
+    def _equal_message(self, messages: Sequence[Mapping[str, Any]]) -> Contamination | None:
+        users = (message_text(m) for m in messages if m.get("role") == "user")
+        return next((hit for text in users if (hit := self._equal_to(text)) is not None), None)
 
     def _equal_to(self, text: str) -> Contamination | None:
         # Spaces and compatibility forms may make a text longer than what it is folded to.
@@ -146,6 +173,23 @@ class Suites:
 
 def _is_template(counts: Any, tasks: int) -> Any:
     return (counts >= TEMPLATE_TASKS) & (counts > TEMPLATE_SHARE * tasks)
+
+
+def words_by_message(
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+) -> list[list[Hashes]]:
+    """Hashes of the words of each message, with what stands beside its text. A text that several
+    conversations have, as later calls repeat earlier ones, is hashed once."""
+    texts = [[_whole_text(message) for message in own] for own in conversations]
+    unique = list(dict.fromkeys(chain.from_iterable(texts)))
+    hashed = dict(zip(unique, words_of(unique), strict=True))
+    return [[hashed[text] for text in own] for own in texts]
+
+
+def _whole_text(message: Mapping[str, Any]) -> str:
+    text = message_text(message)
+    plain = len(message) == 2 and message.get("content") is text
+    return text if plain else "\n".join((text, *texts_beside(message)))
 
 
 def texts_beside(message: Mapping[str, Any]) -> list[str]:

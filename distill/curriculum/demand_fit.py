@@ -25,8 +25,11 @@ and the calibration is that of the estimates in use.
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,15 +176,14 @@ def fit_demand(sample: FitSample) -> tuple[DemandModel, Calibration]:
     """
     table = sample.table()
     _check_enough(table)
-    numbers, matrix = _matrix(table.sketches)
-    # The weight of a feature that never occurs is that of its prior: 0.
-    used = np.flatnonzero(matrix.getnnz(axis=0))
-    if len(used) < NUM_HASHED:
-        matrix = matrix[:, used]
+    numbers, matrix, used = _matrix(table.sketches)
     mean = numbers.mean(0).round(_DIGITS)
     scale = np.maximum(numbers.std(0), 1e-3).round(_DIGITS)
     scaled = _standardised(numbers, mean, scale)
-    folds = [_fit_fold(table, scaled, matrix, fold) for fold in range(NUM_FOLDS)]
+    # Threads share the matrix, and its products leave the others run meanwhile.
+    with ThreadPoolExecutor(min(NUM_FOLDS, os.cpu_count() or 1)) as pool:
+        fit = functools.partial(_fit_fold, table, scaled, matrix)
+        folds = list(pool.map(fit, range(NUM_FOLDS)))
     hashed = np.zeros((NUM_FOLDS, NUM_HASHED))
     hashed[:, used] = np.array([f[2] for f in folds])
     served = np.bincount(table.tier[~table.is_label], minlength=NUM_TIERS)
@@ -214,17 +216,32 @@ def _check_enough(table: Table) -> None:
             )
 
 
-def _matrix(sketches: Sequence[Sketch]) -> tuple[Floats, Any]:
-    """Numbers [R, numbers] and a sparse matrix [R, NUM_HASHED]."""
+def _matrix(sketches: Sequence[Sketch]) -> tuple[Floats, Any, Ints]:
+    """Numbers [R, numbers], a sparse matrix [R, U] of the hashed features that occur, and which
+    [U] they are: the weight of one that never occurs is that of its prior, 0."""
     from scipy import sparse
 
-    numbers, blocks = [], []
+    # As large as it can get; what is never written takes no memory.
+    room = sum(2 * len(s.text) + 1 for s in sketches)
+    values, columns = np.empty(room), np.empty(room, dtype=np.int32)
+    numbers, ends = [], [np.zeros(1, dtype=np.int32)]
     for start in range(0, len(sketches), _BATCH):
         part = sketches[start : start + _BATCH]
         own, hashed = features(part)
         numbers.append(own)
-        blocks.append(_sparse(sparse, hashed, len(part)))
-    return np.concatenate(numbers), sparse.vstack(blocks, format="csr")
+        block = _sparse(sparse, hashed, len(part))
+        first = int(ends[-1][-1])
+        values[first : first + block.nnz] = block.data
+        columns[first : first + block.nnz] = block.indices
+        ends.append(block.indptr[1:] + first)
+    size = int(ends[-1][-1])
+    columns = columns[:size]
+    occurs = np.bincount(columns, minlength=NUM_HASHED) > 0
+    columns[:] = (np.cumsum(occurs, dtype=np.int32) - 1)[columns]
+    used = np.flatnonzero(occurs)
+    parts = values[:size], columns, np.concatenate(ends)
+    matrix = sparse.csr_matrix(parts, shape=(len(sketches), len(used)), copy=False)
+    return np.concatenate(numbers), matrix, used
 
 
 def _sparse(sparse: Any, hashed: Hashed, num: int) -> Any:

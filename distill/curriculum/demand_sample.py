@@ -58,10 +58,14 @@ class FitSample:
         self._heap: list[tuple[int, str, str, Sketch, tuple[Observation, ...]]] = []
 
     def add(
-        self, turn: str, session: str | None, given: DemandInput, seen: Sequence[Observation]
+        self,
+        turn: str,
+        session: str | None,
+        given: DemandInput | Sketch,
+        seen: Sequence[Observation],
     ) -> None:
-        """Offer a turn. Without a session it is one of its own; without observations it says
-        nothing. DataError for an observation of a tier that does not exist."""
+        """Offer a turn, or what is kept of it. Without a session it is one of its own; without
+        observations it says nothing. DataError for an observation of a tier that does not exist."""
         for one in seen:
             if not 0 <= one.tier < NUM_TIERS or not 0 < one.weight < np.inf:
                 raise DataError(
@@ -73,7 +77,8 @@ class FitSample:
         rank = (-_hash(f"sample:{turn}"), turn)
         if len(self._heap) >= self.cap and rank < self._heap[0][:2]:
             return
-        entry = (*rank, turn if session is None else session, sketch(given), tuple(seen))
+        kept = given if isinstance(given, Sketch) else sketch(given)
+        entry = (*rank, turn if session is None else session, kept, tuple(seen))
         if len(self._heap) < self.cap:
             heapq.heappush(self._heap, entry)
         else:

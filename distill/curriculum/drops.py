@@ -14,6 +14,7 @@ REASONS: dict[str, str] = {
     "unreadable_file": "the file could not be opened or is not what its name says",
     # While making a turn out of a row.
     "unknown_format": "no importer recognises the row",
+    "no_call": "a record of something else than a model call",
     "missing_field": "a field that the format requires is missing",
     "wrong_type": "a field has a value of another type or outside its range",
     "bad_time": "a time that cannot be read",
@@ -26,6 +27,7 @@ REASONS: dict[str, str] = {
     "no_consent": "the source has no consent, so nothing of it is stored",
     "forgotten": "removed on request, and not brought back",
     # While building a curriculum.
+    "repeated": "the same request and answer as an earlier turn",
     "near_duplicate": "nearly the same text as an earlier turn of its session family",
     "contaminated": "overlaps with a prompt of an evaluation suite",
     "quarantined": "the structure of the conversation is broken",

@@ -187,9 +187,16 @@ class ExampleReader:
                 f"{self._folder / file_name(place.file)} has no row {place.row}, but the plan asks "
                 "for it; build the curriculum again"
             )
-        cells = {f.name: batch.column(i)[within].as_py() for i, f in enumerate(EXAMPLES)}
-        return Example(
-            **cells | {key: json.loads(cells[key]) for key in ("prompt", "turn", "tools")}
+        try:
+            cells = {f.name: batch.column(i)[within].as_py() for i, f in enumerate(EXAMPLES)}
+            texts = {key: json.loads(cells[key]) for key in ("prompt", "turn", "tools")}
+        except (TypeError, ValueError) as error:  # no UTF-8, no JSON, or a null
+            raise self._damaged(place.file, f"row {place.row}: {error}") from error
+        return Example(**cells | texts)
+
+    def _damaged(self, file: int, what: str) -> DataError:
+        return DataError(
+            f"{self._folder / file_name(file)} is damaged: {what}; build the curriculum again"
         )
 
     def _batch(self, file: int, number: int) -> Any:
@@ -199,7 +206,11 @@ class ExampleReader:
                 self._files[file] = _open(self._folder / file_name(file), EXAMPLES)
             if number >= self._files[file].num_record_batches:
                 return None
-            found = self._files[file].get_batch(number)
+            try:
+                found = self._files[file].get_batch(number)
+                found.validate(full=True)  # else wrong offsets would read anything
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise self._damaged(file, f"batch {number}: {error}") from error
         self._batches[file, number] = found  # the newest is last
         if len(self._batches) > CACHED_BATCHES:
             self._batches.popitem(last=False)
@@ -240,7 +251,13 @@ def read_plan(folder: Path) -> Any:
         raise DataError(
             f"{path} does not exist; expected a folder that `distill curriculum build` wrote"
         )
-    return _open(path, PLAN).read_all()
+    reader = _open(path, PLAN)
+    try:
+        plan = reader.read_all()
+        plan.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is damaged: {error}; build the curriculum again") from error
+    return plan
 
 
 def file_name(number: int) -> str:
@@ -253,7 +270,8 @@ class _ArrowFile:
     def __init__(self, path: Path, schema: Any, *, packed: bool) -> None:
         self._path = path
         self._partial = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
-        options = pa.ipc.IpcWriteOptions(compression="zstd" if packed else None)
+        # Several processes write at once: threads would only take memory.
+        options = pa.ipc.IpcWriteOptions(compression="zstd" if packed else None, use_threads=False)
         with clear_disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = self._partial.open("wb")
@@ -284,7 +302,7 @@ def _open(path: Path, schema: Any) -> Any:
         raise DataError(
             f"{path} does not exist, but the plan names it; build the curriculum again"
         ) from error
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a readable Arrow file: {error}") from error
     found = (reader.schema.metadata or {}).get(b"format", b"none").decode(errors="replace")
     if found != FORMAT or not reader.schema.equals(schema):

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from distill.curriculum import segments
 from distill.curriculum.drops import RowError
 from distill.curriculum.merging import Batch, Merger
@@ -32,6 +34,7 @@ from distill.curriculum.reading import (
     Reading,
     Row,
     discover,
+    is_waiting,
     parse,
     read_rows,
 )
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHUNK_ROWS, CHUNK_BYTES = 1000, 2 * 1024 * 1024
-BATCH_ROWS, BATCH_BYTES = 20_000, 48 * 1024 * 1024
+CHUNK_ROWS, CHUNK_BYTES = 1000, 1024 * 1024
+BATCH_ROWS, BATCH_BYTES = 20_000, 32 * 1024 * 1024
 _LOOKED_AT = 100
 """Rows of a chunk that are looked at to recognise a file."""
 
@@ -144,7 +147,7 @@ def ingest(
     depend on `jobs`. A file that cannot be read is reported and the next one goes on. An exception
     on the way carries a note saying where the next import will go on.
     """
-    _check(sources, jobs)
+    check_sources(sources, jobs)
     began = time.monotonic()
     with store.lock():
         segments.remove_strangers(store.path, store.segments)
@@ -164,7 +167,8 @@ def ingest(
     )
 
 
-def _check(sources: Sequence[Source], jobs: int) -> None:
+def check_sources(sources: Sequence[Source], jobs: int) -> None:
+    """ConfigError for what no import could read: before anything is read or made."""
     names = [source.name for source in sources]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -211,6 +215,7 @@ class _Import:
     def _flush(self, batch: Batch) -> None:
         if batch.chunks:
             self.merger.commit(batch)
+            pa.default_memory_pool().release_unused()
             self.committed = _place(batch.chunks[-1].file)
 
     def _job(self, chunk: Chunk) -> Job:
@@ -296,8 +301,9 @@ class _Import:
                 file = _advance(file, rows, source)
                 yield Chunk(source=source, report=report, file=file, rows=rows, how=how)
                 rows, size, how = [], 0, ""
-        # What broke while it was read is tried again next time; what is cut, when it has grown.
-        finished = last is None or last.reason != "unreadable_file"
+        # What broke while it was read is tried again next time, and so is what may be whole later
+        # though it stays as it is; what is cut, when it has grown.
+        finished = last is None or not (last.reason == "unreadable_file" or is_waiting(last))
         file = replace(_advance(file, rows, source), finished=finished)
         yield Chunk(source=source, report=report, file=file, rows=rows, how=how)
 

@@ -203,26 +203,41 @@ def _expected(f: Found) -> float:
     return float("nan") if prediction.tier is None else float(prediction.tier)
 
 
-def write_rows(folder: Path, bucket: int, found: Sequence[Found], given: Sequence[Demand]) -> None:
-    """The light rows of a bucket, for `finish_rows`."""
-    rows = [_light(bucket, f, d) for f, d in zip(found, given, strict=True)]
-    columns = zip(*rows, strict=True) if rows else [()] * len(TURNS)
-    arrays = [
-        pa.array(list(values), type=kind) for values, kind in zip(columns, TURNS.types, strict=True)
-    ]
-    path = _partial(folder, bucket)
-    with clear_disk_errors(path):
-        path.parent.mkdir(exist_ok=True)
-        with pa.ipc.new_file(str(path), TURNS, options=_packed()) as out:
-            out.write_batch(pa.RecordBatch.from_arrays(arrays, schema=TURNS))
+class RowWriter:
+    """Writes the light rows of a bucket, part by part, for `finish_rows`. A context manager."""
+
+    def __init__(self, folder: Path, bucket: int) -> None:
+        self._bucket = bucket
+        self._path = _partial(folder, bucket)
+        with clear_disk_errors(self._path):
+            self._path.parent.mkdir(exist_ok=True)
+            options = _packed("lz4", use_threads=False)  # other buckets have the processors
+            self._out = pa.ipc.new_file(str(self._path), TURNS, options=options)
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with clear_disk_errors(self._path):
+            self._out.close()
+
+    def add(self, found: Sequence[Found], given: Sequence[Demand]) -> None:
+        rows = [_light(self._bucket, f, d) for f, d in zip(found, given, strict=True)]
+        cells = zip(*rows, strict=True) if rows else [()] * len(TURNS)
+        arrays = [
+            pa.array(list(values), type=kind)
+            for values, kind in zip(cells, TURNS.types, strict=True)
+        ]
+        with clear_disk_errors(self._path):
+            self._out.write_batch(pa.RecordBatch.from_arrays(arrays, schema=TURNS))
 
 
 def _partial(folder: Path, bucket: int) -> Path:
     return folder / ROWS / f"{bucket:03d}.arrow"
 
 
-def _packed() -> Any:
-    return pa.ipc.IpcWriteOptions(compression="zstd")
+def _packed(method: str = "zstd", *, use_threads: bool = True) -> Any:
+    return pa.ipc.IpcWriteOptions(compression=method, use_threads=use_threads)
 
 
 def _light(bucket: int, f: Found, demand: Demand) -> tuple[Any, ...]:
@@ -264,17 +279,20 @@ def finish_rows(folder: Path, num_buckets: int, after: dict[str, NDArray[Any]]) 
     with clear_disk_errors(path), pa.ipc.new_file(str(path), schema, options=_packed()) as out:
         for bucket in range(num_buckets):
             with pa.memory_map(str(_partial(folder, bucket))) as source:
-                batch = pa.ipc.open_file(source).get_batch(0)
-                part = slice(first, first + batch.num_rows)
-                more = [_column(name, after[name.name][part]) for name in AFTER]
-                out.write_batch(pa.RecordBatch.from_arrays([*batch.columns, *more], schema=schema))
-            first = part.stop
+                reader = pa.ipc.open_file(source)
+                for number in range(reader.num_record_batches):
+                    batch = reader.get_batch(number)
+                    part = slice(first, first + batch.num_rows)
+                    more = [_column(name, after[name.name][part]) for name in AFTER]
+                    columns = [*batch.columns, *more]
+                    out.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+                    first = part.stop
     shutil.rmtree(folder / ROWS)
 
 
 def _column(kind: Any, values: NDArray[Any]) -> Any:
     if kind.name == "reason":
-        return pa.array([None if v == USABLE else WHY[v] for v in values.tolist()], pa.string())
+        return pa.array(WHY, pa.string()).take(pa.array(values, mask=values == USABLE))
     if kind.name in ("stage", "position"):
         return pa.array(values, type=kind.type, mask=values < 0)
     return pa.array(values, type=kind.type)

@@ -26,10 +26,22 @@ import numpy as np
 
 from distill.curriculum.contamination import texts_beside
 from distill.curriculum.messages import message_text
-from distill.overlap import Hashes, bands, digest, is_near, minhash, shingles, word_hashes
+from distill.overlap import (
+    SHINGLE,
+    Hashes,
+    bands,
+    digest,
+    grams_of,
+    is_near,
+    minhash,
+    shingles,
+    word_hashes,
+)
 
 THRESHOLD = 0.8
 OPENING_WORDS = 8
+SMALL = 32
+"""Turns of a family up to which all pairs are compared."""
 PAGE = 256
 """Turns of a family that are read and signed at once."""
 IN_MEMORY = 4096
@@ -48,6 +60,8 @@ class Entry:
     family: str
     text: str
     ts: int | None = None
+    words: Hashes | None = None
+    """Hashes of the words of `text`, where somebody has them already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,17 +163,67 @@ class Nearby:
 
 
 def near_duplicates(entries: Sequence[Entry], *, threshold: float = THRESHOLD) -> list[Duplicate]:
-    """The same for turns that are all at hand, without a file."""
-    with Nearby(":memory:", threshold=threshold) as nearby:
-        nearby.add(entries)
-        return list(nearby.duplicates())
+    """The same for turns that are all at hand, without a file. Of a small family every turn is
+    compared with every other, so that no candidate can be missed."""
+    families: dict[str, list[Entry]] = {}
+    for entry in entries:
+        families.setdefault(entry.family, []).append(entry)
+    found: list[tuple[str, list[Duplicate]]] = []
+    for family, own in families.items():
+        if len(own) > SMALL:
+            with Nearby(":memory:", threshold=threshold) as nearby:
+                nearby.add(own)
+                found.append((_digest(family), list(nearby.duplicates())))
+        elif len(own) > 1:
+            found.append((_digest(family), _among(own, threshold)))
+    found.sort(key=lambda pair: pair[0])
+    return [one for _, repeated in found for one in repeated]
+
+
+def _among(entries: Sequence[Entry], threshold: float) -> list[Duplicate]:
+    """The same for a small family."""
+    members = sorted({(_time(e), e.id): e for e in entries}.items(), key=lambda item: item[0])
+    words = [_words(entry) for _, entry in members]
+    kept: list[tuple[str, set[int]]] = []
+    exact: dict[bytes, str] = {}
+    found = []
+    for (_, entry), own, grams in zip(members, words, grams_of(words, SHINGLE), strict=True):
+        key = own.tobytes() or digest(entry.text, own)
+        if key in exact:
+            found.append(Duplicate(id=entry.id, of=exact[key], exact=True))
+            continue
+        shingled = set(grams.tolist())
+        near = next((name for name, other in kept if _near(other, shingled, threshold)), None)
+        if near is None:
+            kept.append((entry.id, shingled))
+            exact[key] = entry.id
+        else:
+            found.append(Duplicate(id=entry.id, of=near, exact=False))
+    return found
+
+
+def _near(left: set[int], right: set[int], threshold: float) -> bool:
+    """`is_near` for sets; an empty one is near to nothing."""
+    small, large = sorted((len(left), len(right)))
+    if not small or small < threshold * large - 1e-9:
+        return False
+    shared = len(left & right)
+    return shared / (small + large - shared) >= threshold - 1e-12
+
+
+def _time(entry: Entry) -> int:
+    return _NO_TIME if entry.ts is None else entry.ts
+
+
+def _words(entry: Entry) -> Hashes:
+    return word_hashes(entry.text) if entry.words is None else entry.words
 
 
 def _row_of(entry: Entry) -> tuple[bytes, int, str, bytes, bytes]:
-    words = word_hashes(entry.text)
+    words = _words(entry)
     return (
         bytes.fromhex(_digest(entry.family)),
-        _NO_TIME if entry.ts is None else entry.ts,
+        _time(entry),
         entry.id,
         digest(entry.text, words),
         shingles(words).tobytes(),

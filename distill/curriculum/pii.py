@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from distill.curriculum.drops import RowError
@@ -37,6 +38,10 @@ _IDS = ("source_id", "session_id", "trace_id", "parent_id", "user")
 _LEFT = frozenset((*_IDS, "source", "format", "messages", "tools", "raw_sha256"))
 _DIGESTS = frozenset(("prompt_sha256", "tools_sha256"))
 _JSON_PART = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*', re.S)
+_PACKED = re.compile(
+    r"data:(?:[\w.+-]+/[\w.+-]+)?(?:;[\w.+-]+=[\w.+-]+)*;base64,[\w+/-]{64,}={0,2}", re.A
+)
+"""The run of base64 in an address that holds its own data. A short one is read like any text."""
 _SECRET_NAMES = frozenset(
     f"{before}{name}{after}"
     for before in (
@@ -114,13 +119,15 @@ class Redactor:
         self._pseudonym = pseudonym
         self._entities = entities
         self._clean: set[str] = set()  # model names, tags and roles come again and again
+        self._clean_ids: set[str] = set()
 
     def __call__(self, turn: RoutingTurn) -> RoutingTurn:
         """`turn` without the counts."""
         return self.turn(turn)[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_pseudonym": self._pseudonym, "_entities": self._entities, "_clean": set()}
+        kept = {"_pseudonym": self._pseudonym, "_entities": self._entities}
+        return kept | {"_clean": set(), "_clean_ids": set()}
 
     def redact_text(
         self, text: str, numbering: Numbering | None = None
@@ -162,13 +169,14 @@ class Redactor:
         return (replace(evidence, ref=ref, verdict=verdict) if counts else evidence), counts
 
     def _id(self, value: T, counts: Counter[str]) -> T | str:
-        if not isinstance(value, str) or _HASHED.fullmatch(value):
+        if not isinstance(value, str) or value in self._clean_ids or _HASHED.fullmatch(value):
             return value
         # "user-13800138000": in an id a word and a sign before a number are no part of it.
         spans = self._find(value)
         if not spans and (word := _PREFIX.match(value)):
             spans = self._find(value[word.end() :])
         if not spans:
+            _remember(self._clean_ids, value)
             return value
         if self._pseudonym is None:
             raise ConfigError(
@@ -181,9 +189,11 @@ class Redactor:
     def _record(self, record: T, numbering: Numbering, counts: Counter[str]) -> T:
         """A dataclass with its texts redacted, apart from ids, conversation and digests."""
         changes = {}
-        for name in _names_of(type(record)):  # type: ignore[arg-type]
-            value = getattr(record, name)
+        names, values = _texts_of(type(record))  # type: ignore[arg-type]
+        for name, value in zip(names, values(record), strict=True):
             if value is None or isinstance(value, int | float) or value == ():
+                continue
+            if isinstance(value, str) and value in self._clean:
                 continue
             redacted = self._value(value, numbering, counts, 0)
             if redacted is not value:
@@ -209,8 +219,11 @@ class Redactor:
             if any(key in value for key in _LAST):
                 order = sorted(value, key=lambda key: key in _LAST)  # type: ignore[assignment]
             done = {k: self._entry(k, value[k], numbering, counts, depth + 1) for k in order}
+            same = all(done[k] is value[k] for k in value)
+            if all(key in self._clean for key in value):
+                return value if same else {k: done[k] for k in value}
             names = {k: self._string(str(k), numbering, counts, depth) for k in value}
-            if all(done[k] is value[k] and names[k] == k for k in value):
+            if same and all(names[k] == k for k in value):
                 return value
             return {names[k]: done[k] for k in value}
         if isinstance(value, list | tuple):
@@ -238,13 +251,13 @@ class Redactor:
             if "\\" in text or self._find(text) or self._entities is not None:
                 return self._json(text, numbering, counts, depth)
             return text
-        if text.startswith("data:") and ";base64," in text[:100]:
-            return text  # an image or a sound
+        if text.startswith("data:") and (packed := _PACKED.match(text)):
+            rest = text[packed.end() :]  # after an image or a sound
+            redacted = self._text(rest, numbering, counts) if rest else rest
+            return text if redacted == rest else packed.group() + redacted
         redacted = self._text(text, numbering, counts)
         if redacted is text and len(text) <= _SHORT and "[" not in text:
-            if len(self._clean) >= _KEPT_CLEAN:
-                self._clean.clear()
-            self._clean.add(text)
+            _remember(self._clean, text)
         return redacted
 
     def _json(self, text: str, numbering: Numbering, counts: Counter[str], depth: int) -> str:
@@ -289,6 +302,12 @@ class Redactor:
         return spans
 
 
+def _remember(known: set[str], text: str) -> None:
+    if len(known) >= _KEPT_CLEAN:
+        known.clear()
+    known.add(text)
+
+
 def _whole_json(text: str, numbering: Numbering, counts: Counter[str]) -> str:
     """What shows only when a name stands beside its value, such as "password": "...". In place of a
     number comes a string."""
@@ -309,10 +328,14 @@ def _whole_json(text: str, numbering: Numbering, counts: Counter[str]) -> str:
 
 
 @cache
-def _names_of(cls: type) -> tuple[str, ...]:
-    """The fields of a record in which a text may say something about somebody."""
+def _texts_of(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """The fields of a record in which a text may say something about somebody, and what reads
+    them."""
     left = _LEFT if cls is RoutingTurn else _DIGESTS
-    return tuple(field.name for field in fields(cls) if field.name not in left)
+    names = tuple(field.name for field in fields(cls) if field.name not in left)
+    if len(names) == 1:
+        return names, lambda record: (getattr(record, names[0]),)
+    return names, attrgetter(*names) if names else lambda record: ()
 
 
 def _replaced(text: str, spans: Sequence[Span], numbering: Numbering, counts: Counter[str]) -> str:

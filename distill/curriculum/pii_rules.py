@@ -83,7 +83,17 @@ def find(text: str) -> list[Span]:
     data = folded.encode("latin-1", "replace")
     view = View(folded, data.lower(), data.translate(_CLASSES), data.translate(_RUNS))
     digits = view.classes.count(b"0")
-    found = [span for least, rule in RULES if digits >= least for span in rule(view)]
+    found: list[Span] = []
+    for least, signs, rule in RULES:
+        if digits < least:
+            continue
+        for sign in signs:
+            if sign in view.lower:
+                break
+        else:
+            if signs:
+                continue
+        found += rule(view)
     if not found:
         return []
     merged = _merge(found)
@@ -112,6 +122,8 @@ def value_of(kind: str, text: str) -> str:
         return re.sub(r"\D", "", folded)
     if kind == "IBAN":
         return re.sub(r"[ -]", "", folded).upper()
+    if kind == "EMAIL":
+        folded = re.sub(_AT.pattern.decode(), "@", _DOT.sub(".", folded), flags=re.I)
     return folded.casefold() if kind in ("EMAIL", "IP", "MAC") else folded
 
 
@@ -136,8 +148,6 @@ _ARMOUR = re.compile(rb"(?:(?:\\+[nr]|\s)*[a-z0-9+/=,.:-]{16,})*(?:(?:\\+[nr]|\s
 
 def _private_keys(view: View) -> Iterator[Span]:
     """Whole blocks; of a block that was cut off, as much as still looks like one."""
-    if b"-----begin" not in view.lower:
-        return
     for begin in _BEGIN.finditer(view.lower):
         end = _END.search(view.lower, begin.end())
         if end is None:
@@ -192,38 +202,41 @@ def _tokens(view: View) -> Iterator[Span]:
 _VALUE = rb"[\\\"']{0,3}\s{0,2}(?:[:=]|=>)\s{0,2}[\\\"']{0,3}"
 _STRONG = rb"(?=[^\s\"']*[0-9!$%&#@^*])([^\s\"'\\,;()\[\]{}<>]{6,}+)(?![(\[])"
 _MIXED = rb"(?=[^\s\"']*[0-9])(?=[^\s\"']*[a-z])([^\s\"'\\,;()\[\]{}<>]{8,}+)(?![(\[])"
-_KEYED = (
-    re.compile(rb"pass(?:word|wd|code|phrase)(?:" + _VALUE + rb"|\s+is:?\s+['\"]?)" + _STRONG),
-    re.compile(rb"pwd" + _VALUE + _STRONG),
-    re.compile(rb"secret(?:[ _-]?(?:access[ _-]?)?key)?" + _VALUE + _MIXED),
-    re.compile(rb"api[ _-]?key(?:" + _VALUE + rb"|\s+is:?\s+['\"]?)" + _MIXED),
-    re.compile(rb"token" + _VALUE + _MIXED),
-    re.compile(rb"accountkey=([a-z0-9+/=]{40,})"),
-    re.compile(rb"bearer\s+(?=[^\s\"']*[0-9])([a-z0-9._~+/=-]{16,})"),
-    re.compile(
+_KEYED = {
+    b"pass": re.compile(
+        rb"pass(?:word|wd|code|phrase)(?:" + _VALUE + rb"|\s+is:?\s+['\"]?)" + _STRONG
+    ),
+    b"pwd": re.compile(rb"pwd" + _VALUE + _STRONG),
+    b"secret": re.compile(rb"secret(?:[ _-]?(?:access[ _-]?)?key)?" + _VALUE + _MIXED),
+    b"api": re.compile(rb"api[ _-]?key(?:" + _VALUE + rb"|\s+is:?\s+['\"]?)" + _MIXED),
+    b"token": re.compile(rb"token" + _VALUE + _MIXED),
+    b"accountkey=": re.compile(rb"accountkey=([a-z0-9+/=]{40,})"),
+    b"bearer": re.compile(rb"bearer\s+(?=[^\s\"']*[0-9])([a-z0-9._~+/=-]{16,})"),
+    b"authorization": re.compile(
         rb"authorization[\\\"']{0,3}\s{0,2}[:=]\s{0,2}[\\\"']{0,3}(?:basic|token|apikey)\s+"
         rb"([a-z0-9._~+/=:-]{8,})"
     ),
-)
-"""Values that a word before them calls secret. Each begins with plain letters: those are found
-without trying every position."""
+}
+"""Values that a word before them calls secret, by the plain letters that each begins with."""
 
 
 def _keyed(view: View) -> Iterator[Span]:
-    for pattern in _KEYED:
-        for match in pattern.finditer(view.lower):
-            yield Span(*match.span(1), "SECRET")
+    for letters, pattern in _KEYED.items():
+        if letters in view.lower:
+            for match in pattern.finditer(view.lower):
+                yield Span(*match.span(1), "SECRET")
 
 
 _HOST = re.compile(rf"(?:[{_NAME}_-]+\.)+[{_NAME}](?:[{_NAME}-]*[{_NAME}])")
-_AT = re.compile(rb"\s?[\[(]\s?at\s?[\])]\s?")
-_DOT = re.compile(r"\s?[\[(]\s?dot\s?[\])]\s?", re.I)
+_AT = re.compile(rb"\s?[\[(]\s?at\s?[\])]\s?|(%(?:25)*40|&(?:#0*64|#x0*40|commat);)")
+_DOT = re.compile(r"\s?[\[(]\s?dot\s?[\])]\s?|%(?:25)*2e|&(?:#0*46|#x0*2e|period);", re.I)
+_AT_SIGNS = (b"at)", b"at]", b"%40", b"2540", b"&#", b"&commat;")
 _LOCAL = re.compile(rf"[{_NAME}._%+'-]")
 _URL = re.compile(r"://[^\s/?#]*\Z")
 
 
 def _emails(view: View) -> Iterator[Span]:
-    """Addresses, also with `[at]` and `[dot]`. The part before the `@` is read backwards."""
+    """Addresses, also with `[at]` or encoded. The part before the `@` is read backwards."""
     text = view.text
     place = text.find("@")
     while place >= 0:
@@ -232,17 +245,16 @@ def _emails(view: View) -> Iterator[Span]:
         if host and start < place and not _is_login(text, start, place):
             yield Span(start, host.end(), "EMAIL")
         place = text.find("@", place + 1)
-    if b"at)" in view.lower or b"at]" in view.lower:
+    if any(sign in view.lower for sign in _AT_SIGNS):
         for match in _AT.finditer(view.lower):
             written = text[match.end() : match.end() + 200]
-            plain = _DOT.sub(".", written)
-            host = _HOST.match(plain)
+            host = _HOST.match(_DOT.sub(".", written))
             start = _local_part(text, match.start())
+            if host and match.group(1) and host.group().rpartition(".")[2][0].isdigit():
+                continue  # x%403.14
             if host and start < match.start():
-                length = host.end()
-                while length < len(written) and not _DOT.sub(".", written[:length]).startswith(
-                    host.group()
-                ):
+                name, length = host.group(), host.end()
+                while length < len(written) and name not in _DOT.sub(".", written[:length]):
                     length += 1
                 yield Span(start, match.end() + length, "EMAIL")
 
@@ -294,7 +306,8 @@ _COLONS = re.compile(rb":(?::|[0-9a-f]{1,4}:(?::|[0-9a-f]{1,4}:))")
 
 
 def _addresses(view: View) -> Iterator[Span]:
-    for match in _QUAD.finditer(view.classes):
+    quads = _QUAD.finditer(view.classes) if b"0.0" in view.classes else ()
+    for match in quads:
         start, end = match.span()  # from the last digit of the first part
         while start > 0 and view.classes[start - 1] == 48:
             start -= 1
@@ -304,7 +317,7 @@ def _addresses(view: View) -> Iterator[Span]:
             continue
         if max(parts) < 256 and parts[0] not in (0, 127, 255) and not _VERSION.search(before):
             yield Span(start, end, "IP")
-    for start, end in _hex_runs(view):
+    for start, end in _hex_runs(view) if b":" in view.lower else ():
         if _is_ipv6(view.text[start:end]):
             yield Span(start, end, "IP")
 
@@ -371,16 +384,16 @@ def _accounts(view: View) -> Iterator[Span]:
         yield Span(start, end, "IBAN")
 
 
-RULES: tuple[tuple[int, Rule], ...] = (
-    (0, _private_keys),
-    (0, _credentials),
-    (0, _tokens),
-    (0, _keyed),
-    (0, _emails),
-    (0, _hardware),
-    (1, _addresses),
-    (7, _numbers),
-    (7, _accounts),
-    (9, _social_security),
+RULES: tuple[tuple[int, tuple[bytes, ...], Rule], ...] = (
+    (0, (b"-----begin",), _private_keys),
+    (0, (b"://",), _credentials),
+    (0, (), _tokens),
+    (0, tuple(_KEYED), _keyed),
+    (0, (b"@", *_AT_SIGNS), _emails),
+    (0, (b":", b"-"), _hardware),
+    (1, (), _addresses),
+    (7, (), _numbers),
+    (7, (), _accounts),
+    (9, (), _social_security),
 )
-"""(digits that a text must have at least, rule)."""
+"""(digits that a text must have at least, signs of which it must have one, rule)."""

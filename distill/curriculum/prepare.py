@@ -28,7 +28,7 @@ from distill.curriculum.records import (
     RoutingTurn,
     Served,
 )
-from distill.curriculum.seen import NO_CONTENT, SIZE
+from distill.curriculum.seen import SIZE
 from distill.curriculum.segments import bucket_of
 from distill.curriculum.state import EvidenceRow
 from distill.errors import ConfigError
@@ -40,7 +40,8 @@ Redact = Callable[[RoutingTurn], RoutingTurn]
 AUTO = "auto"
 _BUGS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What foreign code raises over a row that it did not expect."""
-_DETAIL = 200
+_DETAIL, _LONGEST_DETAIL = 200, 10_000
+"""Characters of a detail that are kept, and that are looked at before it is cut."""
 # Plain tuples of values: the repr of a dataclass would take most of the time of an import.
 _PLAIN = attrgetter(
     "session_id", "turn_index", "ts", "trace_id", "parent_id", "user", "scene", "tags"
@@ -116,6 +117,15 @@ def id_digest(salt: bytes, source: str, kind: str, source_id: str) -> bytes:
     return hashlib.blake2b(name, key=salt, digest_size=SIZE).digest()
 
 
+def evidence_row(found: Evidence, salt: bytes) -> EvidenceRow:
+    """How a store keeps a statement: equal ones have equal digests, so that each is kept once."""
+    verdict = found.verdict
+    values = (verdict.source, verdict.name, verdict.value, verdict.label, verdict.ts)
+    name = to_json([found.source, found.ref, *values])
+    digest = hashlib.blake2b(name, key=salt, digest_size=SIZE).digest()
+    return (digest, found.source, found.ref, *values, found.raw_sha256)
+
+
 def recognise(row: Mapping[str, Any]) -> str | None:
     """Name of the importer for a row."""
     from distill.curriculum.importers import detect
@@ -162,6 +172,8 @@ class _Work:
             digest = hashlib.sha256(row.raw).hexdigest()
             for found in importer.read(value, self.context(raw_sha256=digest)):
                 try:
+                    if isinstance(found, RowError):  # a part of a batch; the others are good
+                        raise found
                     if isinstance(found, Evidence):
                         self._add_evidence(found)
                     else:
@@ -233,17 +245,14 @@ class _Work:
                 raise RowError("redaction_failed", "the redactor returned no verdict")
             # An id that the redactor hashes in a turn is hashed here too, and still leads there.
             found = replace(found, ref=clean.source_id, verdict=outcome.verdicts[0])
-        verdict = found.verdict
-        values = (verdict.source, verdict.name, verdict.value, verdict.label, verdict.ts)
-        name = to_json([found.source, found.ref, *values])
-        digest = hashlib.blake2b(name, key=self.job.salt, digest_size=SIZE).digest()
-        self.out.evidence.append((digest, found.source, found.ref, *values, found.raw_sha256))
+        self.out.evidence.append(evidence_row(found, self.job.salt))
 
     def _drop(self, row: Row, part: int, error: RowError) -> None:
-        detail = error.detail[:_DETAIL]
+        # Cut last: half a number is one that no rule knows any more.
+        detail = error.detail[:_LONGEST_DETAIL]
         if detail and self.redact is not None and not row.reason:
             detail = self._clean_detail(detail)
-        self.out.drops.append((row.start, part, row.number, error.reason, detail))
+        self.out.drops.append((row.start, part, row.number, error.reason, detail[:_DETAIL]))
 
     def _clean_detail(self, detail: str) -> str:
         """A detail may quote a value of the row."""
@@ -274,7 +283,7 @@ class _Work:
         for n, error in bad.items():
             position, part, number = self.out.places[n]
             reason = "bad_encoding" if isinstance(error, UnicodeError) else "wrong_type"
-            detail = str(error)[:_DETAIL] if reason == "wrong_type" else "half a character pair"
+            detail = str(error) if reason == "wrong_type" else "half a character pair"
             row = Row(number, position, position, b"")
             self._drop(row, part, RowError(reason, detail))
         for name in ("ids", "contents", "buckets", "places"):
@@ -301,23 +310,23 @@ class _Work:
 
 
 def _content(turn: RoutingTurn, text: tuple[bytes | None, bytes], salt: bytes) -> bytes:
-    """Digest of all but the id and the source: what makes two records the same call. It is taken
-    before redaction, so that another redactor does not make another call of it."""
-    if turn.ts is None and turn.messages is None:
-        return NO_CONTENT
-    told = (
-        _PLAIN(turn),
-        [
-            None if layer is None else values(layer)
-            for values, layer in zip(_VALUES, _LAYERS(turn), strict=True)
-        ],
+    """Digest of all but the id and the source: what makes two records the same call. Without a text
+    many calls look alike, and the id counts too. The first four bytes leave out the outcome, which
+    may be told again later. It is taken before redaction, so that another redactor does not make
+    another call of it."""
+    *layers, outcome = (
+        None if layer is None else values(layer)
+        for values, layer in zip(_VALUES, _LAYERS(turn), strict=True)
     )
+    told = (_PLAIN(turn), layers, None if turn.messages else turn.source_id)
     digest = hashlib.blake2b(
         repr(told).encode("utf-8", "surrogatepass"), key=salt, digest_size=SIZE
     )
     digest.update(text[1])
     digest.update(text[0] or b"")
-    return digest.digest()
+    call = digest.digest()[:4]
+    digest.update(repr(outcome).encode("utf-8", "surrogatepass"))
+    return call + digest.digest()[4:]
 
 
 def check(source: Source) -> None:

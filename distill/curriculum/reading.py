@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,9 @@ class Reading:
     max_row: int = MAX_ROW
     """Bytes of a row; a longer one is skipped without being held."""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    may_grow: bool = True
+    """Whether somebody may still be writing: then the last record of a fresh CSV file counts only
+    with its newline, since half a record may look whole."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any], max_row: int) -> Reading:
@@ -281,7 +285,28 @@ def _csv(path: Path, reading: Reading, position: int, number: int) -> Iterator[R
             yield Row(number, begin, end, b"", "huge_row", _over(limit))
         elif raw.strip():
             number += 1
-            yield _csv_row(number, begin, end, raw, header, delimiter, closed)
+            if not closed and reading.may_grow and _is_fresh(path):
+                yield Row(number, begin, begin, b"", "truncated_file", _NO_NEWLINE)
+            else:
+                yield _csv_row(number, begin, end, raw, header, delimiter, closed)
+
+
+_SETTLED = 600.0
+"""Seconds after which nobody is taken to be writing a file any more."""
+_NO_NEWLINE = "the last row has no newline; it is read when it has one, or ten minutes later"
+
+
+def _is_fresh(path: Path) -> bool:
+    """Whether the file was written to just now, so that its last row may be half of one. A packed
+    file was closed when it was packed."""
+    if any(suffix.lower() in _PACKED for suffix in path.suffixes):
+        return False
+    return abs(time.time() - path.stat().st_mtime) < _SETTLED
+
+
+def is_waiting(row: Row) -> bool:
+    """Whether a file ends with a row that counts later, even if nothing is added to the file."""
+    return row.reason == "truncated_file" and row.detail == _NO_NEWLINE
 
 
 def _csv_row(

@@ -18,8 +18,6 @@ SIZE = 16
 """Bytes of a digest."""
 FORGOTTEN = 2**32 - 1
 """Stands in place of the reading for a turn that was removed on request."""
-NO_CONTENT = bytes(SIZE)
-"""Digest of a turn without text and time: it is equal to nothing."""
 
 
 def words(digests: bytes) -> Words:
@@ -114,13 +112,13 @@ class Seen:
     def add(self, record: SeenRecord) -> None:
         contents = words(record.contents)
         readings = np.frombuffer(record.readings, dtype=np.uint32).astype(np.uint64)
-        # 32 bits of the content next to the reading: enough to tell two versions of one id apart.
+        # 32 bits of the content next to the reading: enough to tell two calls of one id apart.
         self.ids.add(words(record.ids), readings << np.uint64(32) | short(contents))
-        self.contents.add(contents[contents.any(1)])
+        self.contents.add(contents)
 
 
 def short(contents: Words) -> Words:
-    """The 32 bits of a content that are kept beside an id, [N]."""
+    """The 32 bits of a content that are kept beside an id, [N]: the call without its outcome."""
     kept: Words = contents[:, 0] & np.uint64(0xFFFFFFFF)
     return kept
 

@@ -24,6 +24,8 @@ from distill.rundir import TEMPORARY, clear_disk_errors
 FOLDER = "turns"
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
 _MODULUS = 2**256
+_DIGESTED = 1000
+"""Turns whose texts are taken out of a batch at once."""
 
 
 def bucket_of(
@@ -39,7 +41,6 @@ def write(folder: Path, number: int, batch: Any, buckets: NDArray[np.int64]) -> 
     bucket they keep their order. PreflightError when the disk is full."""
     order = np.argsort(buckets, kind="stable")
     found, starts, counts = np.unique(buckets[order], return_index=True, return_counts=True)
-    ordered = batch.take(pa.array(order))
     path = folder / FOLDER / f"{number:06d}.arrow"
     partial = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
     with clear_disk_errors(path):
@@ -48,7 +49,8 @@ def write(folder: Path, number: int, batch: Any, buckets: NDArray[np.int64]) -> 
             with pa.OSFile(str(partial), "wb") as sink:
                 with pa.ipc.new_file(sink, SCHEMA, options=_OPTIONS) as writer:
                     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-                        writer.write_batch(ordered.slice(start, count))
+                        # Bucket by bucket: a second copy of the whole batch would not pay.
+                        writer.write_batch(batch.take(pa.array(order[start : start + count])))
                 sink.flush()
             _sync(partial)
             partial.replace(path)
@@ -92,6 +94,13 @@ def read(
 
 def digests(batch: Any) -> list[int]:
     """A number per turn that changes with its text, its record and its tiers."""
+    found: list[int] = []
+    for start in range(0, batch.num_rows, _DIGESTED):
+        found += _digests(batch.slice(start, _DIGESTED))
+    return found
+
+
+def _digests(batch: Any) -> list[int]:
     columns = [
         batch.column(name).to_pylist() for name in ("source", "format", "source_id", "raw_sha256")
     ]
@@ -118,9 +127,14 @@ def add_totals(totals: Sequence[bytes]) -> bytes:
 
 def remove_strangers(folder: Path, known: Sequence[Segment]) -> int:
     """Delete files that no commit names: what a killed writer left. Only for who holds the lock."""
+    found = strangers(folder, known)
+    for path in found:
+        path.unlink()
+    return len(found)
+
+
+def strangers(folder: Path, known: Sequence[Segment]) -> list[Path]:
+    """Files that no commit names."""
     names = {segment.name for segment in known}
     turns = folder / FOLDER
-    strangers = [p for p in turns.iterdir() if p.name not in names] if turns.is_dir() else []
-    for path in strangers:
-        path.unlink()
-    return len(strangers)
+    return [p for p in turns.iterdir() if p.name not in names] if turns.is_dir() else []

@@ -31,6 +31,10 @@ MIX = ((0.80, 0.20, 0.0), (0.12, 0.60, 0.28), (0.08, 0.20, 0.72))
 """Stages by bands, easy to hard."""
 # Shares such as 0.28 * 25 are whole numbers up to rounding.
 _ROUNDING = 1e-9
+_BATCH = 1 << 16
+
+Ids = Sequence[str] | NDArray[np.uint64]
+"""Names, or numbers [N] that stand for their 16 hexadecimal digits and take far less memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +56,7 @@ class Staged:
 
 def assign(
     scores: NDArray[Any],
-    ids: Sequence[str],
+    ids: Ids,
     *,
     seed: int = 0,
     mix: Sequence[Sequence[float]] = MIX,
@@ -72,7 +76,7 @@ def assign(
         raise DataError(f"{len(ids)} examples need one score each, got shape {values.shape}")
     if not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise DataError(f"example {ids[bad]} has the score {values[bad]}; expected a number")
+        raise DataError(f"example {_name(ids, bad)} has the score {values[bad]}; expected a number")
     by_id = _distinct(ids)
     # Both sorts are stable, so that equal scores stay in the order of their ids.
     ranked = by_id[np.argsort(values[by_id], kind="stable")]
@@ -157,26 +161,44 @@ def stage_means(
     return checked_mix(mix) @ np.asarray(band_means, dtype=np.float64)
 
 
-def keyed_hashes(ids: Sequence[str], key: str) -> NDArray[np.uint64]:
+def keyed_hashes(ids: Ids, key: str) -> NDArray[np.uint64]:
     """64 bits per id [N] that look random and depend on the key and the id alone."""
     state = hashlib.blake2b(key.encode(), digest_size=8)
+    state.update(b"\x00")
     out = bytearray()
-    for name in ids:
-        own = state.copy()
-        own.update(b"\x00" + name.encode("utf-8", "surrogatepass"))
-        out += own.digest()
-    return np.frombuffer(bytes(out), dtype="<u8").astype(np.uint64)
+    for start in range(0, len(ids), _BATCH):
+        for name in _encoded(ids[start : start + _BATCH]):
+            own = state.copy()
+            own.update(name)
+            out += own.digest()
+    return np.frombuffer(out, dtype="<u8").astype(np.uint64)
 
 
-def _distinct(ids: Sequence[str]) -> NDArray[np.int64]:
+def _encoded(ids: Ids) -> list[bytes]:
+    if not isinstance(ids, np.ndarray):
+        return [name.encode("utf-8", "surrogatepass") for name in ids]
+    written = ids.astype(">u8").tobytes().hex().encode()
+    return [written[i : i + 16] for i in range(0, len(written), 16)]
+
+
+def _name(ids: Ids, i: int) -> str:
+    return f"{int(ids[i]):016x}" if isinstance(ids, np.ndarray) else ids[i]
+
+
+def _distinct(ids: Ids) -> NDArray[np.int64]:
     """Positions of the ids in sorted order. DataError when one occurs twice."""
-    order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
-    for a, b in itertools.pairwise(order.tolist()):
-        if ids[a] == ids[b]:
-            raise DataError(
-                f"the id {ids[a]} occurs twice; every example needs its own, so that it is learnt "
-                "exactly once"
-            )
+    if isinstance(ids, np.ndarray):  # hexadecimal digits of one length sort as their numbers
+        order = np.argsort(ids, kind="stable")
+        same = np.flatnonzero(ids[order][1:] == ids[order][:-1])[:1].tolist()
+    else:
+        order = np.array(sorted(range(len(ids)), key=ids.__getitem__), dtype=np.int64)
+        pairs = enumerate(itertools.pairwise(order.tolist()))
+        same = [i for i, (a, b) in pairs if ids[a] == ids[b]][:1]
+    if same:
+        raise DataError(
+            f"the id {_name(ids, int(order[same[0]]))} occurs twice; every example needs its own, "
+            "so that it is learnt exactly once"
+        )
     return order
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from distill.curriculum.records import Evidence, Origin, Verdict
@@ -104,6 +104,12 @@ class Segment:
         return f"{self.number:06d}.arrow"
 
 
+DROPS_OF_FILES = (
+    "JOIN files ON files.id = CASE WHEN drops.file > 0 THEN drops.file "
+    "ELSE (SELECT file FROM readings WHERE id = -drops.file) END"
+)
+"""Drops of an earlier reading of a file, whose content was another, are kept under its number,
+below zero."""
 DropRow = tuple[int, int, int, int, str, str]
 """file, position, part, number, reason, detail"""
 EvidenceRow = tuple[bytes, str, str, str, str, float | None, str | None, int | None, str]
@@ -115,13 +121,21 @@ class Commit:
 
     files: list[FileState]
     restarted: list[int]
-    """Files whose earlier drops do not count any more: they are read anew."""
+    """Files that are read anew: what was dropped is kept as of the reading before."""
     continued: list[int]
     """Files that are read on: what was cut before may be whole now."""
     drops: list[DropRow]
     evidence: list[EvidenceRow]
+    returned: dict[int, int] = field(default_factory=dict)
+    """File -> the first of its earlier readings that the present one repeats: it was edited, and
+    what was dropped since then is told anew. Of a file that was replaced all stays on record."""
     seen: SeenRecord | None = None
     segment: Segment | None = None
+
+
+def talk_key(source: str, session: str | None) -> str:
+    """One conversation of one source, as a name."""
+    return json.dumps([source, session])
 
 
 class State:
@@ -189,7 +203,20 @@ class State:
     def commit(self, change: Commit) -> dict[str, int]:
         """Make it true, all or nothing. Returns how much of the evidence of each source is new."""
         with self.transaction() as db:
-            db.executemany("DELETE FROM drops WHERE file = ?", [(n,) for n in change.restarted])
+            db.executemany(  # nothing was lost with a row that is stored, or with a whole file
+                "DELETE FROM drops WHERE file = ? AND reason IN ('duplicate', 'unreadable_file')",
+                [(n,) for n in change.restarted],
+            )
+            db.executemany(
+                "UPDATE OR REPLACE drops SET file = (SELECT -reading FROM files WHERE id = ?1) "
+                "WHERE file = ?1",
+                [(n,) for n in change.restarted],
+            )
+            db.executemany(
+                "DELETE FROM drops WHERE file IN "
+                "(SELECT -id FROM readings WHERE file = ? AND id >= ?)",
+                list(change.returned.items()),
+            )
             db.executemany(
                 "DELETE FROM drops WHERE file = ? AND reason IN "
                 "('truncated_file', 'unreadable_file')",
@@ -272,7 +299,7 @@ class State:
         where = "" if reason is None else "WHERE reason = ?"
         query = (
             "SELECT source, path, drops.number, drops.position, reason, detail FROM drops "
-            f"JOIN files ON files.id = drops.file {where} ORDER BY drops.file, drops.position, part"
+            f"{DROPS_OF_FILES} {where} ORDER BY files.id, drops.file, drops.position, part"
         )
         for source, path, number, position, why, detail in self.db.execute(
             query, () if reason is None else (reason,)
@@ -290,7 +317,7 @@ class State:
         """Source -> reason -> rows."""
         found: dict[str, dict[str, int]] = {}
         query = (
-            "SELECT source, reason, count(*) FROM drops JOIN files ON files.id = drops.file "
+            f"SELECT source, reason, count(*) FROM drops {DROPS_OF_FILES} "
             "GROUP BY source, reason ORDER BY source, reason"
         )
         for source, reason, count in self.db.execute(query):
@@ -311,6 +338,11 @@ class State:
                 found.setdefault(row[1], []).append(_evidence(*row))
         return found
 
+    def knows_any(self, evidence: Iterable[EvidenceRow]) -> bool:
+        """Whether one of the statements was made before."""
+        query = "SELECT 1 FROM evidence WHERE digest = ?"
+        return any(self.db.execute(query, row[:1]).fetchone() for row in evidence)
+
     def all_evidence(self) -> Iterator[bytes]:
         """Digests of the evidence, sorted."""
         for (digest,) in self.db.execute(
@@ -325,7 +357,8 @@ class State:
     # -- forgetting -------------------------------------------------------------------------------
 
     def forgotten(self) -> dict[tuple[str, str], int]:
-        """(user, session or source; its name) -> time until which its turns are refused."""
+        """(user, session, source or talk, see `talk_key`; its name) -> time until which its turns
+        are refused."""
         return {
             (kind, name): until
             for kind, name, until in self.db.execute("SELECT kind, name, until FROM forgotten")

@@ -9,6 +9,7 @@ One writer at a time; readers need no lock and see what the last commit left.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 from distill.curriculum import columns, segments
 from distill.curriculum.prepare import user_key
 from distill.curriculum.records import LAYERS, Evidence, RoutingTurn
+from distill.curriculum.state import NAME as STATE
 from distill.curriculum.state import Drop, FileState, Segment, State
 from distill.errors import ConfigError, DataError
 from distill.lock import Lock
@@ -86,8 +88,7 @@ class LogStore:
         if not (path / META).is_file():
             if not create:
                 raise DataError(f"{path} is no log store; `distill logs import` makes one")
-            if path.exists() and any(not p.name.startswith(".") for p in path.iterdir()):
-                raise ConfigError(f"{path} is not empty and no log store; name another folder")
+            _require_free(path)
             _create(path)
         return cls(path)
 
@@ -134,12 +135,13 @@ class LogStore:
         user: str | None = None,
         session: str | None = None,
         source: str | None = None,
+        talks: Iterable[tuple[str, str]] = (),
         now_ms: int | None = None,
     ) -> list[str]:
         """Remove turns for good; see `distill.curriculum.forgetting`."""
         from distill.curriculum.forgetting import forget
 
-        return forget(self, user=user, session=session, source=source, now_ms=now_ms)
+        return forget(self, user=user, session=session, source=source, talks=talks, now_ms=now_ms)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -270,17 +272,31 @@ def _tally(column: Any) -> dict[Any, int]:
     return {each["values"]: each["counts"] for each in counts if each["values"] is not None}
 
 
+def _require_free(path: Path) -> None:
+    """ConfigError for a folder with files of somebody else."""
+    own = {META, STATE, f"{STATE}-journal", segments.FOLDER}  # perhaps of one being made right now
+    if path.exists() and any(
+        not p.name.startswith(".") and p.name not in own for p in path.iterdir()
+    ):
+        raise ConfigError(f"{path} is not empty and no log store; name another folder")
+
+
 def _create(path: Path) -> None:
     """The key and the conversations are for their owner's eyes only. The small file comes last:
-    with it the folder is a store."""
+    with it the folder is a store. Of two that make it at once the first one wins: rows are told
+    apart under its key."""
     with clear_disk_errors(path):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        State(path, create=True).close()
-        meta = {"format": FORMAT, "buckets": NUM_BUCKETS, "salt": secrets.token_hex(32)}
-        partial = path / f".{META}{TEMPORARY}{os.getpid()}"
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(meta, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path / META)
+        with (path / f".{META}.guard").open("w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)  # released when the process ends, however it does
+            if (path / META).is_file():
+                return
+            State(path, create=True).close()
+            meta = {"format": FORMAT, "buckets": NUM_BUCKETS, "salt": secrets.token_hex(32)}
+            partial = path / f".{META}{TEMPORARY}{os.getpid()}"
+            handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(json.dumps(meta, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path / META)

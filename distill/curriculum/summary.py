@@ -36,7 +36,7 @@ def summary_of(
             "opd": int(table["opd"][chosen].sum()),
             "contexts": int(table["spans"][chosen][table["opd"][chosen]].sum()),
         },
-        "sources": _sources(store),
+        "sources": _sources(tally),
         "dropped": {"import": _imported(store), "build": _left_out(made, tally)},
         "outcomes": _outcomes(made),
         "labels": dict(sorted(tally.labels.items())),
@@ -52,14 +52,10 @@ def summary_of(
     }
 
 
-def _sources(store: LogStore) -> dict[str, Any]:
+def _sources(tally: Tally) -> dict[str, Any]:
     return {
-        name: {
-            "rows": found.turns,
-            **{layer: found.layers.get(layer, 0) for layer in LAYERS},
-            "messages": found.messages,
-        }
-        for name, found in store.coverage().items()
+        name: {key: counts[key] for key in ("rows", *LAYERS, "messages")}
+        for name, counts in sorted(tally.sources.items())
     }
 
 

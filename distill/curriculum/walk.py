@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pydantic_core import to_json
 
-from distill.curriculum.contamination import Suites
+from distill.curriculum import columns
+from distill.curriculum.contamination import Suites, words_by_message
 from distill.curriculum.demand import DemandInput, demand_input
 from distill.curriculum.labels import Aligned, align, frequencies, from_turns
 from distill.curriculum.outcomes import Judged, complaint, judge
 from distill.curriculum.profile import Profile, admissible, check
-from distill.curriculum.records import Evidence, Outcome, RoutingTurn
+from distill.curriculum.records import LAYERS, Evidence, Outcome, RoutingTurn
 from distill.curriculum.scenes import Scene, scene_of
 from distill.curriculum.store import LogStore
 from distill.curriculum.structure import Structure
 from distill.curriculum.structure import check as check_structure
 from distill.curriculum.turns import UserTurn, split
+from distill.overlap import Hashes
 
 Messages = tuple[Mapping[str, Any], ...]
+_NAMES = ("session_id", "trace_id", "parent_id", "source_id")
 REASONING = ("reasoning_content", "reasoning")
+PART = 500
+"""Calls of a bucket that are looked at together, about."""
+BLOCK = 256
+"""Turns whose words are looked at together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +70,20 @@ class Found:
     demand: DemandInput | None = None
     content: int = 0
     """64 bits of a digest of prompt and response."""
+    keep: int = 0
+    """Messages of the longest sound beginning of the conversation."""
+    whole: bool = False
+    """Whether nothing is wrong with the conversation."""
+    words: Hashes | None = None
+    """Hashes of the words of request and response; None where nobody needed them yet."""
 
     @property
     def family(self) -> str:
         """What it belongs to: its session, or itself."""
         return self.turn.session_id or self.turn.id
+
+
+Known = tuple[UserTurn, Judged, Aligned, int]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,12 +95,26 @@ class Tally:
     superseded: int = 0
     """Attempts that a retry or a fallback replaced."""
     labels: Counter[str] = field(default_factory=Counter)
+    sources: dict[str, Counter[str]] = field(default_factory=dict)
+    """Source -> `rows`, and how many of them have each layer and `messages`."""
 
     def add(self, other: Tally) -> None:
         self.calls += other.calls
         self.sessions += other.sessions
         self.superseded += other.superseded
         self.labels.update(other.labels)
+        for source, counts in other.sources.items():
+            self.sources.setdefault(source, Counter()).update(counts)
+
+    def count(self, calls: Sequence[RoutingTurn]) -> None:
+        """What the calls of a bucket tell."""
+        self.calls += len(calls)
+        for source in {call.source for call in calls}:
+            own = [call for call in calls if call.source == source]
+            counts = self.sources.setdefault(source, Counter())
+            counts["rows"] += len(own)
+            for name in (*LAYERS, "messages"):
+                counts[name] += sum(getattr(call, name) is not None for call in own)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -94,50 +127,100 @@ class Walker:
     contexts: str = "all"
     tally: Tally = field(default_factory=Tally)
 
-    def bucket(self, number: int) -> list[Found]:
-        """The user turns of a bucket, session after session; an order that does not depend on when
-        their calls were imported."""
-        calls = _with_evidence(self.store, self.store.turns(number))
-        self.tally.calls += len(calls)
+    def bucket(self, number: int) -> Iterator[list[Found]]:
+        """The user turns of a bucket, one part of it after the other, and in each session after
+        session; an order that does not depend on when their calls were imported."""
+        for calls in self._parts(number):
+            found = [self._one(*known) for known in self._judged(calls)]
+            for start in range(0, len(found), BLOCK):
+                self._decide([f for f in found[start : start + BLOCK] if f.reason is None])
+            yield found
+            # One part goes before the next one comes.
+            found.clear()
+            calls.clear()
+
+    def judged(self, number: int) -> Iterator[Known]:
+        """Each user turn of a bucket with its outcome, its label, and the tier that solved it when
+        the user asked again, or -1."""
+        for calls in self._parts(number):
+            yield from self._judged(calls)
+            calls.clear()
+
+    def _parts(self, number: int) -> Iterator[list[RoutingTurn]]:
+        """The calls of a bucket; those of a large one by and by, whole sessions at a time, so that
+        memory does not grow with the log."""
+        table = self.store.table(number, columns.SCHEMA.names)
+        count = -(-table.num_rows // PART)
+        if count < 2:
+            yield columns.decode(table)
+            return
+        table = table.combine_chunks()
+        keys = (table.column(name).to_pylist() for name in _NAMES)
+        place = np.array(
+            [
+                # The first bits of the sum have chosen the bucket already.
+                (zlib.crc32(_name(*key).encode("utf-8", "surrogatepass")) >> 8) % count
+                for key in zip(*keys, strict=True)
+            ]
+        )
+        for part in range(count):
+            yield columns.decode(table.take(pa.array(np.flatnonzero(place == part))))
+
+    def _judged(self, calls: list[RoutingTurn]) -> Iterator[Known]:
+        self.tally.count(calls)
+        calls = _with_evidence(self.store, calls)
         sessions = [split(own) for _, own in _sessions(calls)]
         self.tally.sessions += len(sessions)
         routed = [from_turns(turns) for turns in sessions]
         seen = frequencies(routed)
-        found = []
         for turns, own in zip(sessions, routed, strict=True):
             labels = align(own, seen)
-            judged = [judge(turn, turns[i + 1 :]) for i, turn in enumerate(turns)]
+            judged = [judge(turn, turns[i + 1 : i + 2]) for i, turn in enumerate(turns)]
             for i, turn in enumerate(turns):
                 self.tally.superseded += len(turn.attempts)
                 self.tally.labels[labels[i].reason] += 1
-                found.append(self._one(turn, judged[i], labels[i], _rescued(i, turns, judged)))
-        return found
+                yield turn, judged[i], labels[i], _rescued(i, turns, judged)
 
     def _one(self, turn: UserTurn, judged: Judged, label: Aligned, rescued: int) -> Found:
         structure = check_structure(turn.messages) if turn.messages else None
-        profile = check(turn, judged, structure)
         out = Found(
             turn=turn,
             judged=judged,
             aligned=label,
-            profile=profile,
+            profile=check(turn, judged, structure),
             scene=scene_of(turn),
             rescued=rescued,
+            reason=_unusable(turn, structure),
         )
         if turn.messages and turn.start >= 0:
             out.demand = demand_input(turn.messages, turn.start, turn.tools)
-        out.reason = self._unusable(turn, structure)
-        if out.reason is not None:
-            return out
+        if structure is not None:
+            out.keep, out.whole = structure.keep, structure.verdict == "complete"
+        return out
+
+    def _decide(self, found: Sequence[Found]) -> None:
+        """What becomes of turns whose text can be used."""
+        texts = [f.turn.messages or () for f in found]
+        words = words_by_message(texts)
+        hits = [None] * len(found) if self.suites is None else self.suites.check_many(texts, words)
+        for one, messages, own, hit in zip(found, texts, words, hits, strict=True):
+            if hit is not None:
+                one.reason = "contaminated"
+                continue
+            self._accept(one)
+            if one.prompt[-1] is messages[one.turn.start]:  # without reasoning that was left out
+                one.words = np.concatenate(own[one.turn.start : one.keep])
+
+    def _accept(self, out: Found) -> None:
+        """Prompt and response, and what can be learnt from them."""
+        turn = out.turn
         assert turn.messages is not None
-        assert structure is not None
         out.prompt = _visible(turn.messages[: turn.start + 1])
-        out.response = turn.messages[turn.start + 1 : structure.keep]
+        out.response = turn.messages[turn.start + 1 : out.keep]
         digest = hashlib.blake2b(to_json((out.prompt, out.response)), digest_size=8)
         out.content = int.from_bytes(digest.digest(), "big")
-        good, why = admissible(profile, judged)
-        whole = structure.verdict == "complete"
-        out.sft = good and whole
+        good, why = admissible(out.profile, out.judged)
+        out.sft = good and out.whole
         out.opd = self.contexts == "all" or good
         if self.fits is not None:
             fit = self.fits(out.prompt, out.response, turn.tools)
@@ -145,23 +228,26 @@ class Walker:
             why = fit.reason or why
         if not (out.sft or out.opd):
             out.reason = why or "bad_profile"
-        return out
 
-    def _unusable(self, turn: UserTurn, structure: Structure | None) -> str | None:
-        """Why nothing can be learnt from the text of a turn, or None."""
-        if structure is None:
-            return "no_messages"
-        if turn.truncated:
-            return "truncated_text"
-        if turn.cached:
-            return "cached"
-        if turn.start >= 0 and not any(m.get("role") == "assistant" for m in turn.response):
-            return "no_response"
-        if turn.start < 0 or structure.keep <= turn.start + 1:
-            return "quarantined"
-        if self.suites is not None and self.suites.check(turn.messages or ()) is not None:
-            return "contaminated"
-        return None
+
+def _unusable(turn: UserTurn, structure: Structure | None) -> str | None:
+    """Why nothing can be learnt from the text of a turn, or None."""
+    if structure is None:
+        return "no_messages"
+    if turn.truncated:
+        return "truncated_text"
+    if turn.cached:
+        return "cached"
+    if turn.start >= 0 and not any(m.get("role") == "assistant" for m in turn.response):
+        return "no_response"
+    if turn.start < 0 or structure.keep <= turn.start + 1:
+        return "quarantined"
+    return None
+
+
+def _name(session: str | None, trace: str | None, parent: str | None, source_id: str) -> str:
+    """What calls have in common that are looked at together."""
+    return session or trace or parent or source_id
 
 
 def _sessions(calls: Sequence[RoutingTurn]) -> Iterator[tuple[str, list[RoutingTurn]]]:
@@ -171,7 +257,7 @@ def _sessions(calls: Sequence[RoutingTurn]) -> Iterator[tuple[str, list[RoutingT
         if call.session_id is not None:
             key = ("session", call.session_id)
         else:
-            key = ("call", call.trace_id or call.parent_id or call.source_id)
+            key = ("call", _name(None, call.trace_id, call.parent_id, call.source_id))
         found.setdefault(key, []).append(call)
     for (_, name), own in sorted(found.items()):
         yield name, own

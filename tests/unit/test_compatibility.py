@@ -375,12 +375,13 @@ def test_a_value_that_every_stage_sets_for_itself_is_refused_with_where_to_write
     with pytest.raises(ConfigError, match=r"objective\.name has no effect"):
         wiring.check(load_config(["tiny", "objective.name=opd"]))
     wiring.check(load_config(["tiny", "stage.opd.trainer.lr=1e-5"]))
+    wiring.check(load_config(["tiny", "curriculum.kappa=1.0", "traffic.explore=0.5"]))
     wiring.check(load_config(["tiny", "sampling.num_samples=2"]))
 
 
 def test_terms_take_the_place_of_a_presets_objective():
-    terms = 'stage.opd.objective.terms=[{name="grpo"}, {name="gkd", coefficient=0.1}]'
-    config = load_config(["tiny", terms, "sampling.num_samples=4"])
+    terms = 'stage.opd.objective.terms=[{name="opd"}, {name="gkd", coefficient=0.1}]'
+    config = load_config(["tiny", terms])
     wiring.check(config)
     stage = config.stage("opd")
-    assert wiring.build_objective(config.for_stage(stage)).name == "grpo+gkd"
+    assert wiring.build_objective(config.for_stage(stage)).name == "opd+gkd"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distill.curriculum.contamination import Contamination, Suites
+from distill.curriculum.contamination import Contamination, Suites, words_by_message
 
 PROMPT = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"]
 
@@ -119,3 +119,26 @@ def test_the_index_finds_what_a_plain_search_finds(num_tasks: int) -> None:
         assert (hit.task if hit else None) == (f"t{expected[0]}" if expected else None)
         found += hit is not None
     assert 5 < found < 70
+
+
+def test_many_conversations_at_once_are_judged_as_each_alone_and_never_across_their_borders() -> (
+    None
+):
+    index = suites(" ".join(PROMPT), "short one")
+    half = len(PROMPT) // 2
+    first, second = " ".join(PROMPT[:half]), " ".join(PROMPT[half:])
+    conversations = [
+        [user(first)],
+        [user(second), {"role": "assistant", "content": "no"}],
+        [],
+        [user(first), {"role": "assistant", "content": second}],
+        [user("Short  one")],
+        [user("x"), {"role": "tool", "content": "y " + " ".join(PROMPT)}],
+        [user("")],
+    ]
+    found = index.check_many(conversations, words_by_message(conversations))
+    assert found == [index.check(own) for own in conversations]
+    assert [hit.task if hit else None for hit in found] == [
+        *(None, None, None, "t0"),
+        *("t1", "t0", None),
+    ]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from distill.curriculum import build as building
+from distill.curriculum import columns, walk
 from distill.curriculum.build import build
 from distill.curriculum.contamination import Suites
 from distill.curriculum.examples import ExampleReader, Place
@@ -229,6 +230,23 @@ def test_several_processes_make_the_same_curriculum(tmp_path, monkeypatch):
     assert first == second
     assert one == two
     assert turns_of(tmp_path / "one") == turns_of(tmp_path / "two")
+
+
+def test_a_large_bucket_is_worked_on_in_parts_and_the_curriculum_stays_the_same(
+    tmp_path, monkeypatch
+):
+    rows = random_rows(300)
+    first, turns, order = made(tmp_path, rows, "whole", demand="logged")
+    parts = []
+    decode = columns.decode
+    monkeypatch.setattr(walk.columns, "decode", lambda t: parts.append(t.num_rows) or decode(t))
+    monkeypatch.setattr(walk, "PART", 1)
+    second, also, again = made(tmp_path, rows, "parts", demand="logged")
+    assert (second, also) == (first, turns)
+    # Only where in its file an example lies may differ.
+    assert [one | {"row": 0} for one in again] == [one | {"row": 0} for one in order]
+    assert sum(parts) == 300
+    assert len(parts) > 128
 
 
 def test_a_limited_curriculum_gives_more_to_cells_in_which_the_student_fails(tmp_path):

@@ -163,6 +163,7 @@ def test_looking_finds_everything_and_changes_nothing(home: Home) -> None:
     assert counts(found) == {
         "calls": 4,
         "calls_of_others": 0,
+        "evidence": 0,
         "turns": 8,
         "examples": 8,
         "rollouts": 4,

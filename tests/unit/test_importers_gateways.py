@@ -163,8 +163,19 @@ def test_litellm_texts_that_the_log_cut_or_hid_are_not_taken_for_texts() -> None
     assert turn.tools == ({"type": "function"},)
 
 
-def test_litellm_calls_that_are_no_conversation_are_no_turns() -> None:
-    assert read("litellm", {**SPEND_LOG, "call_type": "aembedding"}) == []
+def test_litellm_calls_that_are_no_conversation_are_no_turns_and_say_so() -> None:
+    with pytest.raises(RowError, match="call_type is 'aembedding'") as error:
+        read("litellm", {**SPEND_LOG, "call_type": "aembedding"})
+    assert error.value.reason == "no_call"
+
+
+@pytest.mark.parametrize("nothing", ["None", "null", " None\n", "", None])
+def test_the_text_of_a_null_is_no_answer_of_litellm(nothing: str | None) -> None:
+    row = {**SPEND_LOG, "messages": [ASKED], "response": nothing, "status": "failure"}
+    turn = one("litellm", row)
+    assert (turn.messages, turn.num_prompt, turn.truncated) == ((ASKED,), 1, False)
+    assert one("litellm", {**row, "response": "None of them."}).messages[-1]["content"]
+    assert one("litellm", {**row, "messages": "null"}).messages is None
 
 
 def test_a_vllm_replay_record() -> None:

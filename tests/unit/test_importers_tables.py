@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distill.curriculum.drops import RowError
+from distill.curriculum.importers import detect
 from distill.curriculum.importers.base import digest_of
 from distill.curriculum.records import (
     Outcome,
@@ -199,3 +200,39 @@ def test_tool_results_inside_a_user_message_become_messages_of_the_tool() -> Non
         {"role": "tool", "content": "2", "tool_call_id": "u1"},
         {"role": "user", "content": "And now?"},
     )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "p", "temperature": 0, "top_p": 1, "n": 1, "echo": False, "text": "t"},
+        {"prompt": "p", "is_toxic": 0, "flagged": 1, "text": "t"},
+        {"prompt": "p", "score": 0.5, "helpfulness": 1},
+        {"prompt": "p", "bert": 0.8, "bleu": 0.3},
+        {"prompt": "p", "alpha": 1, "beta": 0},
+    ],
+)
+def test_a_plain_table_of_prompts_is_no_table_of_models(row: dict[str, Any]) -> None:
+    assert detect(row) is None
+
+
+def test_a_table_of_models_is_known_by_routers_or_answers() -> None:
+    answered = {"prompt": "p", "a": 1, "b": 0, "a_response": "x", "b_response": "y", "flagged": 1}
+    assert detect(answered) == "routellm"
+    assert [turn.served.model for turn in read("routellm", answered)] == ["a", "b"]
+    assert detect({"prompt": "p", "a": 1, "b": 0, "mf": 0.3}) == "routellm"
+    assert [t.served.model for t in read("routellm", {"prompt": "p", "x": 1}, models=["x"])] == [
+        "x"
+    ]
+
+
+def test_scores_of_a_routellm_table_on_another_scale_are_no_grades() -> None:
+    row = {"prompt": "p", "a": 1, "b": 9, "mf": 0.5}
+    models = ["a", "b"]
+    graded = [t.outcome.verdicts[0] for t in read("routellm", row, models=models)]
+    assert [(v.value, v.label) for v in graded] == [(None, "1"), (None, "9")]
+    scales = {"correct": [1, 10]}
+    graded = [
+        t.outcome.verdicts[0] for t in read("routellm", row, models=["a", "b"], scales=scales)
+    ]
+    assert [v.value for v in graded] == [0.0, pytest.approx(8 / 9)]

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import unicodedata
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +24,14 @@ from distill.overlap import (
     common,
     digest,
     gram_hashes,
+    grams_of,
     is_near,
     jaccard,
     minhash,
     normal_text,
     shingles,
     word_hashes,
+    words_of,
 )
 
 WORDS = [
@@ -306,3 +309,30 @@ def test_a_turn_is_compared_by_request_response_calls_and_results() -> None:
     )
     assert plain_words(text) == ["ask", "hm", "a", "b", "found"]
     assert all(a != b for a, b in pairwise(text.split("\n")))
+
+
+def test_many_texts_at_once_have_the_words_that_each_has_alone() -> None:
+    rng = random.Random(5)
+    letters = "abcXYZ 019_-.\n\t;'日本한국é\ufb03İ\u0301\ud800  "
+    for number in range(200):
+        kinds = letters if number % 2 else "ab cd ef\n."
+        texts = ["".join(rng.choices(kinds, k=rng.choice([0, 1, 3, 60]))) for _ in range(30)]
+        texts.insert(3, "word ab " * 40_000 if number == 0 else "")
+        alone = [word_hashes(text) for text in texts]
+        found = words_of(texts)
+        assert all(np.array_equal(a, b) for a, b in zip(alone, found, strict=True))
+        for own, grams in zip(found, grams_of(found, 3), strict=True):
+            assert np.array_equal(np.unique(grams), shingles(own))
+    assert words_of([]) == grams_of([], 3) == []
+
+
+def test_a_small_family_loses_what_a_large_one_on_disk_would_lose() -> None:
+    entries = make_entries(random.Random(11), families=30)
+    with Nearby(":memory:") as nearby:
+        nearby.add(entries)
+        expected = list(nearby.duplicates())
+    assert near_duplicates(entries) == expected
+    hashed = [replace(e, text="", words=word_hashes(e.text)) for e in entries]
+    assert near_duplicates(hashed) == expected
+    assert any(one.exact for one in expected)
+    assert any(not one.exact for one in expected)

@@ -515,3 +515,33 @@ def test_a_long_text_is_read_in_windows_that_overlap(
     for before in (0, 1346, 1490, 1496, 2990):
         text = f"{'.' * before}Jane Doe and John Roe{'.' * 3000}"
         assert redactor.redact_text(text)[0] == text.replace("Jane Doe", "[PER_1]")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "alice%40example.org",
+        "alice%2540example.org",
+        "alice&#64;example.org",
+        "alice&#x40;example&#46;org",
+        "alice&commat;example%2Eorg",
+    ],
+)
+def test_an_encoded_address_is_the_address(written: str) -> None:
+    redactor = Redactor(pseudonym=KeyedHash(b"k" * 32))
+    text, counts = redactor.redact_text(f"alice@example.org, //x.test/?to={written}&a=1")
+    assert text == "[EMAIL_1], //x.test/?to=[EMAIL_1]&a=1"
+    assert counts == {"EMAIL": 2}
+    assert redactor.redact_text("17%403.14")[0] == "17%403.14"
+
+
+def test_only_the_data_of_an_address_with_data_is_left_as_it_is() -> None:
+    redactor = Redactor(pseudonym=KeyedHash(b"k" * 32))
+    image = "data:image/png;base64," + "iVBORw0KGgo4111111111111111" * 8 + "=="
+    (message,), counts = redactor.redact_messages([{"content": image}])
+    assert (message["content"], counts) == (image, {})
+    (message,), _ = redactor.redact_messages([{"content": f"{image} to bob@example.org"}])
+    assert message["content"] == f"{image} to [EMAIL_1]"
+    for fake in ("data:text;base64,hello ", "data: ;base64, ", "data:;base64,"):
+        (message,), _ = redactor.redact_messages([{"content": fake + "4111111111111111"}])
+        assert message["content"] == fake + "[CARD_1]"

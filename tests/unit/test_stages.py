@@ -189,3 +189,19 @@ def test_numbers_that_cannot_be_shares_are_refused() -> None:
         picks([math.nan], [1], 1)
     with pytest.raises(DataError, match="do not match"):
         picks([1.0], [1, 2], 1)
+
+
+def test_ids_as_numbers_give_what_their_hexadecimal_digits_give() -> None:
+    scores, ids = examples(300)
+    numbers = np.array([int(name, 16) for name in ids], dtype=np.uint64)
+    numbers[0] = 2**64 - 1
+    ids[0] = "f" * 16
+    found, other = assign(scores, ids), assign(scores, numbers)
+    assert (found.stage == other.stage).all()
+    assert (found.order == other.order).all()
+    assert (keyed_hashes(ids, "k") == keyed_hashes(numbers, "k")).all()
+    numbers[7] = numbers[0]
+    with pytest.raises(DataError, match="ffffffffffffffff occurs twice"):
+        assign(scores, numbers)
+    with pytest.raises(DataError, match="occurs twice"):
+        assign(scores[:3], ["a", "b", "a"])

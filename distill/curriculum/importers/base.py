@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from distill.curriculum.clock import shorten
 from distill.curriculum.drops import RowError
+from distill.curriculum.importers.endings import ended
 from distill.curriculum.importers.fields import overlay
 from distill.curriculum.records import Evidence, RoutingTurn, Verdict
 from distill.curriculum.tiers import Tiers
@@ -17,6 +18,8 @@ from distill.curriculum.tiers import Tiers
 DAY_MS = 86_400_000
 Row = Mapping[str, Any]
 Found = RoutingTurn | Evidence
+Result = Found | RowError
+"""What an importer may yield."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,7 @@ class Context:
     def turn(self, row: Row, **values: Any) -> RoutingTurn:
         """A turn of this source with the values of a row, and those that the user mapped on top.
 
+        Whatever word a log has for an answer that was cut at its limit of tokens becomes `length`.
         RowError("future") when it began later than a day from now.
         """
         if "sample_rate" not in values and "sample_rate" in self.options:
@@ -48,6 +52,11 @@ class Context:
         turn = RoutingTurn(source=self.source, raw_sha256=self.raw_sha256, **values)
         if "fields" in self.options:
             turn = overlay(turn, row, self.tiers, self.options)
+        outcome = turn.outcome
+        if outcome is not None and outcome.finish_reason is not None:
+            reason = ended(outcome.finish_reason)
+            if reason != outcome.finish_reason:
+                turn = replace(turn, outcome=replace(outcome, finish_reason=reason))
         if not self.consent and turn.consent:
             turn = replace(turn, consent=False)
         if turn.ts is not None:
@@ -78,10 +87,13 @@ class Importer(Protocol):
         """Cheap: looks at keys, and never raises."""
         ...
 
-    def read(self, row: Row, context: Context) -> Iterable[Found]:
-        """The turns and the evidence of a row; none of a row that is about no model call.
+    def read(self, row: Row, context: Context) -> Iterable[Result]:
+        """The turns and the evidence of a row.
 
-        Raises RowError, and nothing else, for a row that cannot be used.
+        Raises RowError, and nothing else, for a row that cannot be used; RowError("no_call") for
+        one that is about something else than a model call. A row that holds several records, such
+        as a batch of spans, also yields a RowError for each of them that cannot be used, so that
+        the others are not lost; each is counted.
         """
         ...
 

@@ -2,17 +2,19 @@
 
 `messages`, `conversations` or `conversation` (chat or ShareGPT shape), or `prompt` with
 `completion`, `response` or `answer`. Optional: id, session, model, rating, time, user, scene, tags
-and tools, under their usual names. A row without a session is a whole conversation and gives one
-turn per request of its user, `ID/1`, `ID/2`, ...; what rates it speaks about the last one. A row
-with a session is one call of it.
+and tools, under their usual names. A rating in numbers needs `scales`, {rating: [worst, best]}. A
+row without a session is a whole conversation and gives one turn per request of its user, `ID/1`,
+`ID/2`, ...; what rates it speaks about the last one. A row with a session is one call of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from distill.curriculum.importers.base import Context, Found, Row, digest_of
+from distill.curriculum.importers.endings import finish_of
 from distill.curriculum.importers.layers import made
 from distill.curriculum.importers.messages import Message, answer, conversation, tool_definitions
 from distill.curriculum.importers.values import count, ident, strings, text, when
@@ -74,13 +76,24 @@ class Chat:
             served=made(Served, model=model, tier=context.tiers.of_model(model)),
             outcome=made(
                 Outcome,
-                finish_reason=text(row, "finish_reason"),
+                finish_reason=text(row, "finish_reason", "stop_reason") or _finish(row),
                 verdicts=(rating(row[rated], rated, context.options),) if rated else (),
             ),
             messages=(*read, *said) or None,
             num_prompt=len(read) if read or said else None,
             tools=tool_definitions(defined, "tools") if defined else (),
         )
+
+
+def _finish(row: Row) -> str | None:
+    """Why the last answer ended, where the answer itself says so."""
+    names = (*_SAID, *_WHOLE)
+    return next((found for n in names if (found := _ending(row.get(n))) is not None), None)
+
+
+def _ending(value: Any) -> str | None:
+    # A text may look like JSON and yet be what the model wrote.
+    return None if value is None or isinstance(value, str) else finish_of(value)
 
 
 def _ends(read: list[Message]) -> list[int]:

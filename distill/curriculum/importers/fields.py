@@ -136,7 +136,8 @@ TARGETS: dict[str, Read] = {
     "outcome.baseline_cost": as_number,
 }
 """Every field that can be mapped, and how its value is read. `response` follows `messages`, and
-`verdict.ORIGIN` or `verdict.ORIGIN.NAME`, with an origin such as `user`, makes a verdict."""
+`verdict.ORIGIN` or `verdict.ORIGIN.NAME`, with an origin such as `user`, makes a verdict; its name
+says what a number means, `verdict.user.thumb`, or `scales` does, see `verdicts.grade`."""
 
 
 def check_targets(names: Mapping[str, Any], option: str) -> None:
@@ -206,7 +207,8 @@ def read_values(raw: Mapping[str, Any], tiers: Tiers, options: Mapping[str, Any]
         kind, _, rest = name.partition(".")
         if kind == "verdict":
             source, _, named = rest.partition(".")
-            graded, label = grade(value, named or "outcome", options)
+            trusted = source in ("program", "tool")
+            graded, label = grade(value, named or "outcome", options, trusted=trusted)
             verdicts.append(
                 Verdict(source=source, name=named or "outcome", value=graded, label=label)  # type: ignore[arg-type]
             )

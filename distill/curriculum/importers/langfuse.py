@@ -4,14 +4,19 @@ A GENERATION is a turn; other observations only surround it. Routing has no plac
 option `fields` says where in `metadata` it stands, such as {"decision.tier": "metadata.tier"}.
 Scores speak about an observation or a whole trace. EVAL scores come from judging models and
 ANNOTATION from people; for those of the API the name says it (see `verdicts.origin_of`), and a name
-that gives nothing away counts as a judge.
+that gives nothing away counts as a judge. What a number means stands in no row: the name decides,
+or `scales` (see `verdicts.grade`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from distill.curriculum.clock import shorten
+from distill.curriculum.drops import RowError
 from distill.curriculum.importers.base import Context, Found, Row, digest_of
+from distill.curriculum.importers.endings import finish_of
 from distill.curriculum.importers.layers import made
 from distill.curriculum.importers.messages import (
     Message,
@@ -19,6 +24,7 @@ from distill.curriculum.importers.messages import (
     conversation,
     tool_call,
     tool_definitions,
+    written,
 )
 from distill.curriculum.importers.values import (
     amount,
@@ -30,8 +36,8 @@ from distill.curriculum.importers.values import (
     text,
     when,
 )
-from distill.curriculum.importers.verdicts import grade, origin_of
-from distill.curriculum.records import Outcome, Request, Served, Verdict
+from distill.curriculum.importers.verdicts import scored
+from distill.curriculum.records import Outcome, Request, Served
 
 _KINDS = frozenset(
     [
@@ -61,11 +67,13 @@ class Langfuse:
         )
 
     def read(self, row: Row, context: Context) -> Iterable[Found]:
-        """A turn of a generation, evidence of a score, nothing of another observation."""
+        """A turn of a generation, or evidence of a score. RowError("no_call") for another
+        observation, and for a score of a whole session, which means no turn."""
         if _is_score(row):
             return _score(row, context)
-        if text(row, "type") not in ("GENERATION", None):
-            return []
+        kind = text(row, "type")
+        if kind not in ("GENERATION", None):
+            raise RowError("no_call", f"an observation of type {shorten(kind)}")
         read, said = _conversation(row)
         usage = table(row, "usage_details", "usageDetails", "usage")
         error = text(row, "status_message", "statusMessage")
@@ -93,6 +101,7 @@ class Langfuse:
             outcome=made(
                 Outcome,
                 status="failure" if level == "ERROR" else "success" if level else None,
+                finish_reason=finish_of(row.get("output")),
                 error=(error or level) if level == "ERROR" else None,
                 latency_ms=_elapsed(latency, start, end),
                 ttft_ms=_elapsed(ttft, start, first),
@@ -123,9 +132,14 @@ def _elapsed(seconds: float | None, start: int | None, end: int | None) -> float
     return float(end - start) if start is not None and end is not None and end >= start else None
 
 
+def _text(row: Row, name: str, read: Callable[[Any, str], list[Message]]) -> list[Message]:
+    value = row.get(name)
+    return [] if value == "null" else read(value, name)
+
+
 def _conversation(row: Row) -> tuple[list[Message], list[Message]]:
     """Input and output; calls of tools may stand beside the output."""
-    read, said = conversation(row.get("input"), "input"), answer(row.get("output"), "output")
+    read, said = _text(row, "input", conversation), _text(row, "output", answer)
     calls = items(row, "tool_calls", "toolCalls")
     if calls and not any("tool_calls" in entry for entry in said):
         made_calls = [tool_call(call, f"tool_calls[{i}]") for i, call in enumerate(calls)]
@@ -138,22 +152,22 @@ def _conversation(row: Row) -> tuple[list[Message], list[Message]]:
 def _score(row: Row, context: Context) -> list[Found]:
     ref = ident(row, "observation_id", "observationId") or ident(row, "trace_id", "traceId")
     if ref is None:
-        return []  # about a session as a whole: no turn is meant
+        raise RowError("no_call", "a score of a whole session")
     name = text(row, "name") or "score"
-    value = row.get("value")
     kind = text(row, "data_type", "dataType")
-    label = text(row, "string_value", "stringValue")
-    if kind == "CATEGORICAL":
-        graded, found = grade(label if label is not None else value, name, context.options)
-    else:
-        graded, found = grade(value, name, context.options)
-    if graded is None and label is not None:
-        graded, _ = grade(label, name, context.options)
-    verdict = Verdict(
-        source=origin_of(name, context.options, _SAID.get(text(row, "source") or "")),
-        name=name,
-        value=graded,
-        label=label or found,
+    word = text(row, "string_value", "stringValue")
+    value = row.get("value")
+    if kind == "CATEGORICAL" and name not in (context.options.get("scales") or {}):
+        if word is None and value is not None:
+            word = value if isinstance(value, str) else f"category {written(value, 'value')}"
+        value = None  # the number of a category is its place in a list, no grade
+    verdict = scored(
+        name,
+        value,
+        word,
+        context.options,
+        said=_SAID.get(text(row, "source") or ""),
+        boolean=kind == "BOOLEAN",
         ts=when(row, "timestamp", "created_at", "createdAt"),
     )
     return [context.evidence(ref, verdict)]

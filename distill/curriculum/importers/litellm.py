@@ -8,7 +8,8 @@ more in `metadata`, `metadata.spend_logs_metadata` or `metadata.requester_metada
               was decided: decided_tier, propensity, reason, policy: [{stage, applied, ...}]}
     outcome   how it went: {verdicts: [{source, name, value, label, ts}], complaint, reask,
               escalated, baseline_cost}
-    feedback  a person's rating: a number, a word, or {score, label}
+    feedback  a person's rating: true or false, a word such as up, {thumb}, or a number or {score,
+              label} with `scales` in the options, {feedback: [worst, best]}
     scene, sample_rate, parent_id   as in the normal form
 
 `complexity_router` {tier, score} or `complexity_tier` of LiteLLM's own router (SIMPLE, MEDIUM,
@@ -21,7 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from distill.curriculum.clock import shorten
+from distill.curriculum.drops import RowError
 from distill.curriculum.importers.base import Context, Found, Row, digest_of
+from distill.curriculum.importers.endings import finish_of
 from distill.curriculum.importers.layers import (
     made,
     probs_of,
@@ -38,6 +42,7 @@ from distill.curriculum.importers.values import (
     flag,
     ident,
     items,
+    nothing,
     number,
     parsed,
     share,
@@ -75,10 +80,10 @@ class LiteLLM:
         )
 
     def read(self, row: Row, context: Context) -> Iterable[Found]:
-        """One turn; none of a call that is no conversation, such as an embedding."""
+        """One turn. RowError("no_call") for what is no conversation, such as an embedding."""
         call_type = text(row, "call_type")
         if call_type is not None and not any(kind in call_type for kind in _CHAT):
-            return []
+            raise RowError("no_call", f"call_type is {shorten(call_type)}")
         meta = _metadata(row)
         tags = list(strings(row, "request_tags"))
         scene, asked = _tagged(tags, meta, context.options)
@@ -164,7 +169,8 @@ def _conversation(
     """Answer, request, tools, and whether the log cut any of them. Redacted text is none."""
     sent = table(row, "proxy_server_request")
     asked, replied = row.get("messages"), row.get("response")
-    if not asked or asked in ("{}", "[]"):
+    replied = None if nothing(replied) else replied
+    if nothing(asked) or asked in ("{}", "[]"):
         asked = sent if "messages" in sent or "input" in sent else None
     if isinstance(replied, str) and replied.lstrip().startswith("{"):
         replied = parsed(replied, "response")
@@ -255,7 +261,7 @@ def _outcome(
     return made(
         Outcome,
         status=_status(status, error),
-        finish_reason=_finish(response),
+        finish_reason=finish_of(response),
         error=error,
         verdicts=_verdicts(told, meta, options),
         complaint=flag(told, "complaint"),
@@ -307,11 +313,6 @@ def _times(row: Row, start: int | None) -> tuple[float | None, float | None]:
         latency = seconds * 1000
     streamed = first is not None and start is not None and end is not None and start <= first < end
     return latency, float(first - start) if streamed and first and start else None
-
-
-def _finish(response: Mapping[str, Any]) -> str | None:
-    choices = items(response, "choices") if response else []
-    return text(as_table(choices[0], "response.choices[0]"), "finish_reason") if choices else None
 
 
 def _reasoning(response: Mapping[str, Any]) -> int | None:

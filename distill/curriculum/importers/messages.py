@@ -41,6 +41,13 @@ ROLES: dict[str, str] = {
     "function": "tool",
     "ipython": "tool",
 }
+_TYPES: dict[str, str] = {
+    **{name: ROLES[name] for name in ("human", "ai", "system", "tool", "function", "developer")},
+    **{name: ROLES[name] for name in ("user", "assistant")},
+    "humanmessage": "user", "aimessage": "assistant", "systemmessage": "system",
+    "toolmessage": "tool", "humanmessagechunk": "user", "aimessagechunk": "assistant",
+}  # fmt: skip
+"""What LangChain calls a message in `type`."""
 _ASKED = ("messages", "input", "prompt")
 """Where a request has its conversation, by the interface it goes to."""
 _STRUCTURED = ("role", "from", "choices", "messages", "input", "prompt", "output", "parts")
@@ -68,7 +75,10 @@ def conversation(value: Any, field: str) -> list[Message]:
             return _instructed(value, field) + conversation(value[inner], f"{field}.{inner}")
         value = [value] if value else []
     found: list[Message] = []
-    for index, entry in enumerate(as_items(value, field)):
+    entries = as_items(value, field)
+    if len(entries) == 1 and isinstance(entries[0], list):
+        entries = entries[0]  # a batch of one, as LangChain writes it
+    for index, entry in enumerate(entries):
         found += message(entry, f"{field}[{index}]")
     return found
 
@@ -86,15 +96,18 @@ def answer(value: Any, field: str) -> list[Message]:
             return _choice(choices[0], f"{field}.choices[0]") if choices else []
         if "output" in value and "role" not in value:
             return answer(value["output"], f"{field}.output")
+        if "generations" in value:
+            first = value["generations"]
+            while isinstance(first, list | tuple) and first:
+                first = first[0]
+            return _choice(first, f"{field}.generations[0]")
         if not ("role" in value or "content" in value or "type" in value or "parts" in value):
             return []
-        return message({"role": "assistant", **value}, field)
+        return message(_said(value), field)
     found: list[Message] = []
     for index, entry in enumerate(as_items(value, field)):
         name = f"{field}[{index}]"
-        if isinstance(entry, Mapping) and "role" not in entry:
-            entry = {"role": "assistant", **entry}
-        found += message(entry, name)
+        found += message(_said(entry) if isinstance(entry, Mapping) else entry, name)
     return _joined(found)
 
 
@@ -109,8 +122,33 @@ def _structure(value: str, field: str) -> Any:
     if isinstance(found, str) or not found:
         return found or ""
     first = found[0] if isinstance(found, list) else found
-    known = isinstance(first, Mapping) and any(name in first for name in _STRUCTURED)
+    known = isinstance(first, Mapping) and (
+        any(name in first for name in _STRUCTURED) or _langchain(first) is not None
+    )
     return found if known else value
+
+
+def _said(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message that is the model's unless it says otherwise."""
+    return value if "role" in value else _langchain(value) or {"role": "assistant", **value}
+
+
+def _langchain(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A message of LangChain with a role: `{type: human, content}`, the same with its content in
+    `data`, or what its serializer writes. None for anything else."""
+    kind, inner = value.get("type"), value
+    if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
+        kind, inner = value["id"][-1], value.get("kwargs", value)
+    elif "content" not in value and isinstance(value.get("data"), Mapping):
+        inner = value["data"]
+    role = _TYPES.get(kind.lower()) if isinstance(kind, str) else None
+    if role is None or not isinstance(inner, Mapping) or "content" not in inner:
+        return None
+    out = {name: entry for name, entry in inner.items() if name != "type"}
+    more = out.get("additional_kwargs")
+    if isinstance(more, Mapping) and more.get("tool_calls") and not out.get("tool_calls"):
+        out["tool_calls"] = more["tool_calls"]
+    return {**out, "role": role}
 
 
 def _instructed(value: Mapping[str, Any], field: str) -> list[Message]:
@@ -159,6 +197,8 @@ def message(value: Any, field: str) -> list[Message]:
             "assistant", [{"type": kind, "content": _text_of(parts, field)}], {}, field
         )
     named = value.get("role", value.get("from"))
+    if named is None and kind is not None and (known := _langchain(value)) is not None:
+        value, named = known, known["role"]
     role = ROLES.get(named.lower()) if isinstance(named, str) else None
     if role is None:
         raise wrong(f"{field}.role", f"one of {', '.join(ROLES)}", named)
@@ -211,7 +251,7 @@ def tool_call(value: Any, field: str) -> Message:
     ref = table.get("call_id", table.get("id", table.get("tool_call_id")))
     if ref is not None:
         out["id"] = as_ident(ref, f"{field}.id")
-    arguments = inner.get("arguments", inner.get("input", ""))
+    arguments = inner.get("arguments", inner.get("args", inner.get("input", "")))
     out["type"] = "function"
     out["function"] = {
         "name": as_text(name, f"{field}.function.name"),

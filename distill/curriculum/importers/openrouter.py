@@ -48,7 +48,7 @@ class OpenRouter:
             outcome=made(
                 Outcome,
                 status=_status(row),
-                finish_reason=text(row, "finish_reason"),
+                finish_reason=text(row, "finish_reason", "native_finish_reason"),
                 latency_ms=latency,
                 ttft_ms=ttft,
                 tokens_out=count(row, "native_tokens_completion", "tokens_completion"),

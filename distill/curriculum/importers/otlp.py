@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from distill.curriculum.drops import RowError
 from distill.curriculum.importers.values import (
     as_items,
     as_number,
@@ -19,6 +20,7 @@ from distill.curriculum.importers.values import (
 )
 from distill.curriculum.records import Status
 
+ENVELOPES = ("resourceSpans", "resource_spans", "resourceLogs", "resource_logs")
 Event = tuple[str, Mapping[str, Any], int | None]
 _STATUS: dict[str, Status] = {
     "1": "success", "2": "failure", "OK": "success", "ERROR": "failure",
@@ -39,6 +41,9 @@ class Span:
     end: int | None
     status: Status | None
     events: tuple[Event, ...]
+    name: str = ""
+    faults: tuple[RowError, ...] = ()
+    """Events that could not be read."""
     alone: bool = False
     """An event without its span; then `id` is the span that it happened in."""
 
@@ -48,26 +53,51 @@ class Span:
         return self.id if self.alone else self.parent
 
 
-def spans_of(row: Mapping[str, Any]) -> list[Span]:
-    """All spans and lone events of an envelope, of a span or of a flat row."""
+def spans_of(row: Mapping[str, Any]) -> list[Span | RowError]:
+    """All spans and lone events of an envelope, of a span or of a flat row. Of what cannot be read
+    in an envelope the error, in its place."""
     found = [*_wrapped(row, "Spans", "spans"), *_wrapped(row, "Logs", "logRecords")]
-    if found or any(name in row for name in ("resourceSpans", "resourceLogs", "resource_spans")):
+    if found or any(name in row for name in ENVELOPES):
         return found
     return [_span(row, "span", alone=False)]
 
 
-def _wrapped(row: Mapping[str, Any], kind: str, leaf: str) -> Iterator[Span]:
+def _wrapped(row: Mapping[str, Any], kind: str, leaf: str) -> Iterator[Span | RowError]:
     low = kind.lower()
     for i, outer in enumerate(items(row, f"resource{kind}", f"resource_{low}")):
         where = f"resource{kind}[{i}]"
-        for j, inner in enumerate(items(as_table(outer, where), f"scope{kind}", f"scope_{low}")):
+        scopes, error = _inside(outer, where, f"scope{kind}", f"scope_{low}")
+        if error is not None:
+            yield error
+        for j, inner in enumerate(scopes):
             name = f"{where}.scope{kind}[{j}]"
-            for k, entry in enumerate(items(as_table(inner, name), leaf, "log_records")):
+            entries, error = _inside(inner, name, leaf, "log_records")
+            if error is not None:
+                yield error
+            for k, entry in enumerate(entries):
                 place = f"{name}.{leaf}[{k}]"
-                yield _span(as_table(entry, place), place, alone=kind == "Logs")
+                try:
+                    found = _span(as_table(entry, place), place, alone=kind == "Logs")
+                except RowError as bad:
+                    yield RowError(bad.reason, _placed(bad.detail, place))
+                    continue
+                yield found
+
+
+def _inside(value: Any, where: str, *names: str) -> tuple[list[Any], RowError | None]:
+    try:
+        return items(as_table(value, where), *names), None
+    except RowError as error:
+        return [], RowError(error.reason, _placed(error.detail, where))
+
+
+def _placed(detail: str, place: str) -> str:
+    return detail if detail.startswith(place) else f"{place}: {detail}"
 
 
 def _span(row: Mapping[str, Any], where: str, *, alone: bool) -> Span:
+    events = list(_events(row, where))
+    name = row.get("name")
     inner = table(row, "context")  # as the Python console exporter writes it
     attributes = attributes_of(row.get("attributes"), f"{where}.attributes")
     if "attributes" not in row:
@@ -80,7 +110,9 @@ def _span(row: Mapping[str, Any], where: str, *, alone: bool) -> Span:
         time=_time(row, "start") if not alone else _event_time(row),
         end=_time(row, "end"),
         status=_status(row),
-        events=tuple(_events(row, where)),
+        events=tuple(entry for entry in events if not isinstance(entry, RowError)),
+        name=name if isinstance(name, str) else "",
+        faults=tuple(entry for entry in events if isinstance(entry, RowError)),
         alone=alone or text(row, "event.name", "eventName") is not None,
     )
 
@@ -105,12 +137,18 @@ def _status(row: Mapping[str, Any]) -> Status | None:
     return _STATUS.get(value) if isinstance(value, str) else None
 
 
-def _events(row: Mapping[str, Any], where: str) -> Iterator[Event]:
+def _events(row: Mapping[str, Any], where: str) -> Iterator[Event | RowError]:
+    """The events of a span; of a damaged one its error, so that the span is not lost with it."""
     for index, entry in enumerate(items(row, "events")):
         name = f"{where}.events[{index}]"
-        event = as_table(entry, name)
-        attributes = attributes_of(event.get("attributes"), f"{name}.attributes")
-        yield text(event, "name", "eventName") or "", attributes, _event_time(event)
+        try:
+            event = as_table(entry, name)
+            attributes = attributes_of(event.get("attributes"), f"{name}.attributes")
+            found = text(event, "name", "eventName") or "", attributes, _event_time(event)
+        except RowError as error:
+            yield RowError(error.reason, _placed(error.detail, name))
+            continue
+        yield found
 
 
 def attributes_of(value: Any, field: str) -> Mapping[str, Any]:

@@ -44,6 +44,11 @@ def raw(row: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any]:
     return names[0], None
 
 
+def nothing(value: Any) -> bool:
+    """Whether a whole field says that there is nothing, also as the text of a null."""
+    return not value or (isinstance(value, str) and value.strip() in ("None", "null"))
+
+
 def clean(value: str, field: str) -> str:
     """The string, if it can be written as UTF-8; else RowError("bad_encoding")."""
     if not value.isascii():

@@ -1,4 +1,8 @@
-"""Scores, votes and words of praise as verdicts: who says it, and how good from 0 to 1."""
+"""Scores, votes and words of praise as verdicts: who says it, and how good from 0 to 1.
+
+What is not surely good or bad stays ungraded, with the statement as its label: a log that nobody
+explained teaches nothing, and one that was read upside down teaches the worst answers.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from distill.curriculum.importers.messages import written
+from distill.curriculum.importers.polarity import grade_number, grade_truth, kind_of, words_of
 from distill.curriculum.importers.values import as_number, as_table, as_text, clean, when, wrong
 from distill.curriculum.records import Origin, Verdict
 from distill.errors import ConfigError
@@ -19,28 +24,25 @@ _ALIASES: dict[str, Origin] = {
 }  # fmt: skip
 _GOOD = frozenset(
     {
-        "good", "pass", "passed", "correct", "true", "yes", "up", "thumbs_up", "thumbsup", "upvote",
-        "positive", "like", "liked", "success", "successful", "succeeded", "helpful", "satisfied",
+        "good", "pass", "passed", "correct", "up", "thumbs_up", "thumbsup", "upvote",
+        "like", "liked", "success", "successful", "succeeded", "helpful", "satisfied",
         "accept", "accepted", "ok", "resolved", "👍",
     }
 )  # fmt: skip
 _BAD = frozenset(
     {
-        "bad", "fail", "failed", "incorrect", "wrong", "false", "no", "down", "thumbs_down",
-        "thumbsdown", "downvote", "negative", "dislike", "disliked", "failure", "unhelpful",
+        "bad", "fail", "failed", "incorrect", "wrong", "down", "thumbs_down",
+        "thumbsdown", "downvote", "dislike", "disliked", "failure", "unhelpful",
         "dissatisfied", "reject", "rejected", "error", "unresolved", "wrong_answer", "👎",
     }
 )  # fmt: skip
-_OF_USERS = ("thumb", "user", "feedback", "rating", "csat", "vote")
-_OF_PROGRAMS = (
-    "test",
-    "exact_match",
-    "exact-match",
-    "verified",
-    "verifier",
-    "compile",
-    "exit_code",
-)
+_TRUTHS = {
+    "true": True, "yes": True, "positive": True,
+    "false": False, "no": False, "negative": False,
+}  # fmt: skip
+"""Words that are good or bad by what was asked: yes to `correct`, no to `hallucination`."""
+_OF_USERS = frozenset({"user", "rating", "csat", "vote", "upvote", "downvote"})
+_OF_PROGRAMS = frozenset({"test", "verified", "verifier", "compile", "compiled", "compiles"})
 
 
 def origin_of(
@@ -60,27 +62,39 @@ def origin_of(
     low = name.lower()
     if "judge" in low or "llm" in low:
         return "judge"
-    if any(word in low for word in _OF_USERS):
+    words = words_of(name)
+    if words & _OF_USERS or "thumb" in low or "feedback" in low:
         return "user"
-    if any(word in low for word in _OF_PROGRAMS):
+    if words & _OF_PROGRAMS or {"exact", "match"} <= words or kind_of(name) == "exit":
         return "program"
     return default
 
 
-def grade(value: Any, name: str, options: Mapping[str, Any]) -> tuple[float | None, str | None]:
+def grade(
+    value: Any,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    boolean: bool = False,
+    trusted: bool = False,
+) -> tuple[float | None, str | None]:
     """Value from 0 to 1 and label of a score: a truth value, a number or a word.
 
-    A number outside [0, 1] needs `scales` in the options, `{name: [bad, good]}`; without it it is
-    only a label, because nobody says whether 4 is good.
+    A number counts where `scales` of the options has its name, `{name: [bad, good]}`, or where the
+    name leaves no doubt (see `polarity`); else it is only a label, because nobody says whether 1 is
+    the best or the worst. `boolean`: the log says that 0 and 1 are no and yes. `trusted`: a program
+    that the user named as a check says it.
     """
     if value is None or value == "":
         return None, None
     if isinstance(value, bool):
-        return float(value), None
+        return _truth(value, name, None)
     if isinstance(value, str):
         word = value.strip().lower()
         if word in _GOOD or word in _BAD:
             return float(word in _GOOD), clean(value, name)
+        if word in _TRUTHS:
+            return _truth(_TRUTHS[word], name, clean(value, name))
         if not word.replace(".", "", 1).replace("-", "", 1).isdigit():
             return None, clean(value, name)
     found = as_number(value, name)
@@ -90,7 +104,46 @@ def grade(value: Any, name: str, options: Mapping[str, Any]) -> tuple[float | No
     if scale is not None:
         bad, good = _scale(scale, name)
         return min(1.0, max(0.0, (found - bad) / (good - bad))), None
-    return (found, None) if 0 <= found <= 1 else (None, f"{found:g}")
+    if boolean and found in (0, 1):
+        return _truth(bool(found), name, None)
+    graded = grade_number(found, name, trusted=trusted)
+    return (None, f"{found:g}") if graded is None else (graded, None)
+
+
+def _truth(truth: bool, name: str, word: str | None) -> tuple[float | None, str | None]:
+    graded = grade_truth(truth, name)
+    if graded is None:  # the bare word would be taken for praise or blame
+        return None, f"{clean(name, 'name')}: {str(truth).lower()}"
+    return graded, word
+
+
+def scored(
+    name: str,
+    value: Any,
+    word: str | None,
+    options: Mapping[str, Any],
+    *,
+    said: str | None = None,
+    default: Origin = "judge",
+    boolean: bool = False,
+    ts: int | None = None,
+) -> Verdict:
+    """The verdict of a score that has a value, a word for it, or both, from whoever `said` it.
+
+    The value counts before the word, unless only the score's name tells that high is bad.
+    """
+    source = origin_of(name, options, said, default)
+    told = said is not None or name in (options.get("origins") or {})
+    trusted = told and source in ("program", "tool")
+    graded, label = grade(value, name, options, boolean=boolean, trusted=trusted)
+    if word is not None:
+        judged, own = grade(word, name, options, trusted=trusted)
+        guessed = kind_of(name) in ("fault", "harm") and name not in (options.get("scales") or {})
+        plain = word.strip().lower() in _GOOD | _BAD
+        if graded is None or (guessed and plain):
+            graded = judged
+        label = own if own is not None else label
+    return Verdict(source=source, name=name, value=graded, label=label, ts=ts)
 
 
 def _scale(value: Any, name: str) -> tuple[float, float]:
@@ -103,20 +156,30 @@ def _scale(value: Any, name: str) -> tuple[float, float]:
 
 
 def rating(value: Any, name: str, options: Mapping[str, Any], ts: int | None = None) -> Verdict:
-    """What a person said: a plain value, or an object with score, value, rating or thumb."""
-    comment = None
+    """What a person said: a plain value, or an object with score, value, rating or thumb.
+
+    Numbers need `scales`, `{name: [worst, best]}`, except for thumbs and votes: 1 may be the best
+    of two or the worst of five.
+    """
+    comment, asked = None, name
     if isinstance(value, Mapping):
         comment = value.get("label", value.get("comment"))
         ts = when(value, "ts", "timestamp") or ts
         for key in ("value", "score", "rating", "thumb", "thumbs", "vote"):
             if value.get(key) is not None:
                 value = value[key]
+                asked = name if key in ("value", "score") else key
                 break
         else:
             value = None
-    found, label = grade(value, name, options)
-    if label is None and comment is not None:
-        label = written(comment, name)
+    if asked != name and name in (options.get("scales") or {}):
+        asked = name
+    found, label = grade(value, asked, options)
+    if comment is not None:
+        said = written(comment, name)
+        if found is None and said.strip().lower() in _GOOD | _BAD:
+            found, label = grade(said, name, options)
+        label = said if label is None else label
     return Verdict(source="user", name=name, value=found, label=label, ts=ts)
 
 

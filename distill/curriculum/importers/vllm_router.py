@@ -9,10 +9,12 @@ read. Any `*_truncated` flag marks the turn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from distill.curriculum.drops import RowError
 from distill.curriculum.importers.base import Context, Found, Row, digest_of
+from distill.curriculum.importers.endings import finish_of
 from distill.curriculum.importers.layers import made, tier_of
 from distill.curriculum.importers.messages import (
     Message,
@@ -31,6 +33,7 @@ from distill.curriculum.importers.values import (
     flag,
     ident,
     items,
+    nothing,
     number,
     parsed,
     strings,
@@ -38,7 +41,7 @@ from distill.curriculum.importers.values import (
     text,
     when,
 )
-from distill.curriculum.importers.verdicts import grade, origin_of
+from distill.curriculum.importers.verdicts import scored
 from distill.curriculum.records import (
     Decision,
     Outcome,
@@ -134,15 +137,10 @@ def _outcome(row: Row, state: str, options: Mapping[str, Any]) -> Outcome | None
     if code is not None:
         status = "failure" if code >= 400 else status or "success"
     signals = table(row, "signals")
-    response = _body(row, "response_body")
-    choices = items(response, "choices") if response else []
-    finish = (
-        text(as_table(choices[0], "response_body.choices[0]"), "finish_reason") if choices else None
-    )
     return made(
         Outcome,
         status=status,
-        finish_reason=finish,
+        finish_reason=finish_of(_body(row, "response_body")),
         error=text(row, "terminal_reason") if status in ("failure", "aborted") else None,
         verdicts=tuple(_verdicts(row, options)),
         complaint=_complaint(signals),
@@ -169,21 +167,20 @@ def _complaint(signals: Mapping[str, Any]) -> bool | None:
 
 
 def _verdicts(row: Row, options: Mapping[str, Any]) -> Iterable[Verdict]:
-    """The outcomes of a record; a score counts before the word of the verdict."""
+    """The outcomes of a record: a score whose scale is known counts before the verdict's word."""
     for index, entry in enumerate(items(row, "outcomes")):
         told = as_table(entry, f"outcomes[{index}]")
         name = text(told, "target") or "outcome"
-        word = text(told, "verdict")
-        value, label = grade(told.get("score"), name, options)
-        if value is None:
-            value, _ = grade(word, name, options)
-        yield Verdict(
-            source=origin_of(name, options, text(told, "source"), default="system"),
-            name=name,
-            value=value,
-            label=word or label or text(told, "reason"),
+        found = scored(
+            name,
+            told.get("score"),
+            text(told, "verdict"),
+            options,
+            said=text(told, "source"),
+            default="system",
             ts=when(told, "timestamp"),
         )
+        yield found if found.label else replace(found, label=text(told, "reason"))
 
 
 def _truncated(row: Row) -> bool:
@@ -220,7 +217,8 @@ def _conversation(row: Row) -> tuple[list[Message], list[Message], bool]:
     request, response = _body(row, "request_body"), _body(row, "response_body")
     said = answer(response, "response_body")
     unread = any(
-        row.get(name) and not _body(row, name) for name in ("request_body", "response_body")
+        not nothing(row.get(name)) and not _body(row, name)
+        for name in ("request_body", "response_body")
     )
     if request:
         return conversation(request, "request_body"), said, unread
