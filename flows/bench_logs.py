@@ -122,7 +122,7 @@ def _row(
         "metadata": {
             "user_api_key_alias": "team-main",
             "status": "success",
-            "feedback": None if draw.random() < 0.7 else int(fine),
+            "feedback": None if draw.random() < 0.7 else fine,
         },
         "messages": messages,
         "response": {

@@ -58,6 +58,7 @@ def build_curriculum(
 
 def _build(home: Path, config: Config, path: Path, folder: Path) -> dict[str, Any]:
     """The summary of what now lies in `folder`."""
+    from distill.checkpoint import write_manifest
     from distill.curriculum.build import build
     from distill.curriculum.store import LogStore
     from evals.curriculum_page import write_page
@@ -79,6 +80,7 @@ def _build(home: Path, config: Config, path: Path, folder: Path) -> dict[str, An
                 progress=lambda done, _: progress.step("curriculum", done, {}),
             )
             write_page(partial, folder.name)
+            write_manifest(partial)
         counts = summary["counts"]
         note = f"{counts['turns']:,} turns, {counts['examples']:,} examples"
         progress.stage_done("curriculum", time.monotonic() - began, note)

@@ -38,7 +38,7 @@ from distill.curriculum.options import CurriculumSection
 from distill.curriculum.outcomes import Judged
 from distill.curriculum.profile import Profile, admissible, merge
 from distill.curriculum.store import LogStore
-from distill.curriculum.summary import SUMMARY, summary_of
+from distill.curriculum.summary import SUMMARY, Taken, summary_of
 from distill.curriculum.turns import UserTurn
 from distill.curriculum.walk import Fits, Found, Tally, Walker
 from distill.curriculum.workers import in_turn, processes
@@ -116,6 +116,7 @@ def build(
     which `suites` and `fits` must be picklable; the result is the same. DataError when nothing of
     the log can be used.
     """
+    taken = Taken(digest=store.digest(), dropped=store.drop_counts())
     demands = _demands(store, options, judge)
     if demands.model is not None:
         demands.model.save(out / MODEL)
@@ -129,7 +130,7 @@ def build(
         if progress is not None:
             progress(number, store.num_buckets)
     made = choose(light.table(), options, out, seed=seed, num_buckets=store.num_buckets)
-    summary = summary_of(store, made, tally, demands.record())
+    summary = summary_of(taken, made, tally, demands.record())
     write_json(out / SUMMARY, summary)
     return summary
 
@@ -178,7 +179,7 @@ def bucket(work: Work, number: int, store: LogStore, judge: Judge | None) -> tup
     examples = ExampleWriter(work.out, first=number * FILES_PER_BUCKET)
     with examples, RowWriter(work.out, number) as rows:
         for found in walker.bucket(number):
-            _judge(found, judge)
+            _judge(found, judge, work.options.contexts)
             _drop_near(found, work.options.near_duplicate)
             given = _estimates(found, work.demands, judge)
             places = examples.add([_example(f) for f in found if f.reason is None])
@@ -274,7 +275,7 @@ def _estimates(found: Sequence[Found], demands: Demands, judge: Judge | None) ->
 # -- what is left out ----------------------------------------------------------------------------
 
 
-def _judge(found: Sequence[Found], judge: Judge | None) -> None:
+def _judge(found: Sequence[Found], judge: Judge | None, contexts: str) -> None:
     """Let a judge fill in and lower the profiles of what may become an example."""
     if judge is None:
         return
@@ -284,6 +285,7 @@ def _judge(found: Sequence[Found], judge: Judge | None) -> None:
         one.profile = merge(one.profile, view)
         good, why = admissible(one.profile, one.judged)
         one.sft = one.sft and good
+        one.opd = one.opd and (good or contexts == "all")
         if not (one.sft or one.opd):
             one.reason = why
 

@@ -81,7 +81,7 @@ def _drop_repeated(table: Table) -> None:
     usable = np.flatnonzero(table["reason"] == USABLE)
     order = usable[np.lexsort((table["id"][usable], table["ts"][usable], table["content"][usable]))]
     same = table["content"][order][1:] == table["content"][order][:-1]
-    table["reason"][order[1:][same]] = WHY.index("duplicate")
+    table["reason"][order[1:][same]] = WHY.index("repeated")
 
 
 def _columns(table: Table) -> Columns:

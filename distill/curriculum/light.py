@@ -190,7 +190,8 @@ def _propensity(f: Found) -> float:
     if turn.decision is None or turn.decision.propensity is None:
         return float("nan")
     decided, served = _tier(turn.decision), _tier(turn.served)
-    return turn.decision.propensity if decided in (-1, served) else float("nan")
+    as_decided = decided == served or (decided < 0 and not turn.fallback_hops)
+    return turn.decision.propensity if as_decided else float("nan")
 
 
 def _expected(f: Found) -> float:

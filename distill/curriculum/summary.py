@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,6 @@ from distill.curriculum.choose import Chosen
 from distill.curriculum.light import GRADES, RESULTS, RUNGS, USABLE, WHY
 from distill.curriculum.profile import DIMENSIONS
 from distill.curriculum.records import LAYERS, NUM_TIERS
-from distill.curriculum.store import LogStore
 from distill.curriculum.walk import Tally
 
 SUMMARY = "summary.json"
@@ -19,14 +20,21 @@ FORMAT = 1
 BINS = 20
 
 
-def summary_of(
-    store: LogStore, made: Chosen, tally: Tally, demand: dict[str, Any]
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What a build began with."""
+
+    digest: str
+    dropped: Mapping[str, Mapping[str, int]]
+    """Source -> reason -> rows that were not stored."""
+
+
+def summary_of(taken: Taken, made: Chosen, tally: Tally, demand: dict[str, Any]) -> dict[str, Any]:
     """Plain JSON: counts, dropped rows by reason, outcomes, demand, boundary, stages."""
     table, chosen = made.table, made.chosen
     return {
         "format": FORMAT,
-        "store": store.digest(),
+        "store": taken.digest,
         "counts": {
             "calls": tally.calls,
             "turns": len(table),
@@ -37,7 +45,7 @@ def summary_of(
             "contexts": int(table["spans"][chosen][table["opd"][chosen]].sum()),
         },
         "sources": _sources(tally),
-        "dropped": {"import": _imported(store), "build": _left_out(made, tally)},
+        "dropped": {"import": _imported(taken), "build": _left_out(made, tally)},
         "outcomes": _outcomes(made),
         "labels": dict(sorted(tally.labels.items())),
         "profile": {
@@ -59,9 +67,9 @@ def _sources(tally: Tally) -> dict[str, Any]:
     }
 
 
-def _imported(store: LogStore) -> dict[str, int]:
+def _imported(taken: Taken) -> dict[str, int]:
     total: dict[str, int] = {}
-    for reasons in store.drop_counts().values():
+    for reasons in taken.dropped.values():
         for reason, number in reasons.items():
             total[reason] = total.get(reason, 0) + number
     return dict(sorted(total.items()))

@@ -64,6 +64,8 @@ class UserTurn:
     """Hops that the log reports, or attempts in the log, whichever is more."""
     weight: float = 1.0
     """How many turns it stands for: 1 / sample_rate."""
+    is_attempt: bool = False
+    """It is one attempt that another one replaced, looked at by itself."""
 
     @property
     def request_text(self) -> str:

@@ -24,6 +24,7 @@ from distill.curriculum.scenes import Scene, scene_of
 from distill.curriculum.store import LogStore
 from distill.curriculum.structure import Structure
 from distill.curriculum.structure import check as check_structure
+from distill.curriculum.threads import threads
 from distill.curriculum.turns import UserTurn, split
 from distill.overlap import Hashes
 
@@ -134,6 +135,7 @@ class Walker:
             found = [self._one(*known) for known in self._judged(calls)]
             for start in range(0, len(found), BLOCK):
                 self._decide([f for f in found[start : start + BLOCK] if f.reason is None])
+            _drop_trajectories(found)
             yield found
             # One part goes before the next one comes.
             found.clear()
@@ -171,15 +173,43 @@ class Walker:
         calls = _with_evidence(self.store, calls)
         sessions = [split(own) for _, own in _sessions(calls)]
         self.tally.sessions += len(sessions)
-        routed = [from_turns(turns) for turns in sessions]
+        told = [[turns[i] for i in thread] for turns in sessions for thread in threads(turns)]
+        routed = [from_turns(turns) for turns in told]
         seen = frequencies(routed)
-        for turns, own in zip(sessions, routed, strict=True):
+        for turns, own in zip(told, routed, strict=True):
             labels = align(own, seen)
             judged = [judge(turn, turns[i + 1 : i + 2]) for i, turn in enumerate(turns)]
             for i, turn in enumerate(turns):
-                self.tally.superseded += len(turn.attempts)
                 self.tally.labels[labels[i].reason] += 1
                 yield turn, judged[i], labels[i], _rescued(i, turns, judged)
+                yield from self._attempts(turn, judged[i])
+
+    def _attempts(self, turn: UserTurn, judged: Judged) -> Iterator[Known]:
+        """Earlier attempts at a turn that were checked themselves: what their tier could do. The
+        others are only counted."""
+        final = turn.served.tier if turn.served is not None else None
+        for number, attempt in enumerate(turn.attempts):
+            # The turn has the name of its first attempt already.
+            name = hashlib.sha256(f"{turn.id}/{number}".encode()).hexdigest()[:16]
+            own = replace(
+                turn,
+                id=name,
+                ts=attempt.ts,
+                calls=(attempt,),
+                attempts=(),
+                messages=attempt.messages,
+                prediction=attempt.prediction,
+                decision=attempt.decision,
+                served=attempt.served,
+                is_attempt=True,
+            )
+            found = judge(own)
+            if not found.verifiable:
+                self.tally.superseded += 1
+                continue
+            solved = judged.result == "success" and found.result == "failure"
+            label = Aligned(label=None, reason="no_tier")
+            yield own, found, label, final if solved and final is not None else -1
 
     def _one(self, turn: UserTurn, judged: Judged, label: Aligned, rescued: int) -> Found:
         structure = check_structure(turn.messages) if turn.messages else None
@@ -230,8 +260,18 @@ class Walker:
             out.reason = why or "bad_profile"
 
 
+def _drop_trajectories(found: Sequence[Found]) -> None:
+    """Leave out everything that was said in a session that holds an evaluation prompt."""
+    known = {f.family for f in found if f.reason == "contaminated"}
+    for one in found:
+        if one.reason is None and one.family in known:
+            one.reason = "contaminated"
+
+
 def _unusable(turn: UserTurn, structure: Structure | None) -> str | None:
     """Why nothing can be learnt from the text of a turn, or None."""
+    if turn.is_attempt:
+        return "superseded"
     if structure is None:
         return "no_messages"
     if turn.truncated:
@@ -251,31 +291,40 @@ def _name(session: str | None, trace: str | None, parent: str | None, source_id:
 
 
 def _sessions(calls: Sequence[RoutingTurn]) -> Iterator[tuple[str, list[RoutingTurn]]]:
-    """Calls of one session, or of one trace where they have none, in the order of their names."""
-    found: dict[tuple[str, str], list[RoutingTurn]] = {}
+    """Calls of one session, or of one trace where they have none, in the order of their names.
+
+    Logs of several kinds, such as a gateway's and a harness's, meet in a session. Two sources of
+    one kind are two gateways, whose equal session ids mean different sessions.
+    """
+    rivals: dict[str, list[str]] = {}
+    for source, kind in sorted({(call.source, call.format) for call in calls}):
+        rivals.setdefault(kind, []).append(source)
+    found: dict[tuple[str, str, int], list[RoutingTurn]] = {}
     for call in calls:
         if call.session_id is not None:
-            key = ("session", call.session_id)
+            key = ("session", call.session_id, rivals[call.format].index(call.source))
         else:
-            key = ("call", _name(None, call.trace_id, call.parent_id, call.source_id))
+            key = ("call", _name(None, call.trace_id, call.parent_id, call.source_id), 0)
         found.setdefault(key, []).append(call)
-    for (_, name), own in sorted(found.items()):
+    for (_, name, _), own in sorted(found.items()):
         yield name, own
 
 
 def _with_evidence(store: LogStore, calls: list[RoutingTurn]) -> list[RoutingTurn]:
-    """The calls with what other records say about them."""
+    """The calls with what other records say about them: those of their own source, or of one that
+    holds nothing but statements."""
     refs = {ref for call in calls for ref in (call.source_id, call.trace_id) if ref is not None}
     found = store.evidence_for(refs)
     if not found:
         return calls
-    out = []
+    out, sources = [], {call.source for call in calls}
     for call in calls:
         own: list[Evidence] = [
             e
             for ref in dict.fromkeys((call.source_id, call.trace_id))
             if ref is not None
             for e in found.get(ref, ())
+            if e.source == call.source or e.source not in sources
         ]
         if own:
             outcome = call.outcome or Outcome()

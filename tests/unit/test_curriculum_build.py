@@ -139,7 +139,7 @@ def test_every_turn_is_an_example_or_has_a_reason(tmp_path):
         "s-4": "cached",
         "s-5": "contaminated",
         "s-6": "quarantined",
-        "s-7": "duplicate",
+        "s-7": "repeated",
         "s-8": "quarantined",
         "s-9": "too_long",
         "s-10": "no_messages",
@@ -360,3 +360,66 @@ def test_a_judge_can_only_lower_what_rules_found_and_say_what_they_could_not(tmp
     assert turns["s-2"]["score"] == 3.0
     goal = DIMENSIONS.index("goal_attainment")
     assert turns["s-3"]["profile"][goal] == "FAIL"
+
+
+def test_a_cascade_counts_what_the_weak_tier_could_not_do(tmp_path):
+    rows = []
+    for i in range(60):
+        common = {"session_id": f"s-{i}", "trace_id": f"t-{i}"}
+        fails = i % 2
+        rows.append(row(2 * i, asks(f"task {i}"), says("weak"), good=not fails, **common))
+        if fails:
+            rows.append(
+                row(2 * i + 1, asks(f"task {i}"), says("strong"), good=True, tier=2, **common)
+            )
+    summary, _, order = made(tmp_path, rows, demand="logged")
+    cells = summary["boundary"]["cells"]
+    weak = (
+        sum(c["k"] for c in cells if c["tier"] == 0),
+        sum(c["n"] for c in cells if c["tier"] == 0),
+    )
+    assert weak == (30, 60)
+    assert summary["boundary"]["under"] == 30
+    assert summary["boundary"]["over"] == 0
+    assert len(order) == 60  # an attempt that was replaced is no example
+    assert summary["dropped"]["build"]["superseded"] == 30
+
+
+def test_a_whole_trajectory_goes_with_the_evaluation_prompt_in_it(tmp_path):
+    prompt = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+    rows = [
+        row(1, asks("innocent"), says("a"), good=True, session_id="s"),
+        row(2, asks(f"please: {prompt}"), says("b"), good=True, session_id="s"),
+        row(3, asks("explain your answer"), says("c"), good=True, session_id="s"),
+        row(4, asks("elsewhere"), says("d"), good=True, session_id="other"),
+    ]
+    summary, _, order = made(tmp_path, rows, suites=Suites([("gate", "task", [prompt])]))
+    assert summary["dropped"]["build"] == {"contaminated": 3}
+    assert len(order) == 1
+
+
+def test_two_gateways_with_the_same_session_id_do_not_meet(tmp_path):
+    out = tmp_path / "c"
+    out.mkdir()
+    with LogStore.open(tmp_path / "store", create=True) as store:
+        for name, one in (
+            ("a", row(1, asks("first question"), says("fine"), session_id="1")),
+            ("b", row(2, asks("That is wrong, try again"), says("sorry"), session_id="1")),
+        ):
+            log = tmp_path / f"{name}.jsonl"
+            del one["metadata"]["outcome"]
+            log.write_text(json.dumps(one) + "\n")
+            source = Source(name=name, path=str(log), tiers=TIERS)
+            store.ingest([source], redact=None, now_ms=NOW)
+        build(store, CurriculumSection(demand="logged"), out)
+    assert {t["source"]: t["result"] for t in turns_of(out)} == {"a": "unknown", "b": "unknown"}
+
+
+def test_a_turn_that_a_judge_fails_is_no_context_where_only_successes_are(tmp_path):
+    rows = [row(i, asks(f"q{i}"), says("awful" if i % 2 else "nice"), good=True) for i in range(6)]
+    out = tmp_path / "c"
+    out.mkdir()
+    with stored(tmp_path, rows) as store:
+        options = CurriculumSection(demand="logged", contexts="success")
+        build(store, options, out, judge=Judging())
+    assert len(plan(out)) == 3
