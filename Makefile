@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?=
+JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin

@@ -29,7 +29,7 @@ TIERS = dict(zip(MODELS, range(4), strict=True))
 REDACTORS = ("none", "rules")
 _INTERVAL = 0.25
 """Seconds between two looks at the memory."""
-_BEGAN = datetime(2026, 9, 1, tzinfo=UTC)
+_BEGAN = datetime(2020, 9, 1, tzinfo=UTC)
 _TOPICS = (
     "invoice parser backup schedule shipment refund contract calendar search index report dataset "
     "server cluster ticket order garden recipe train hotel translation essay lecture theorem proof "
