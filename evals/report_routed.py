@@ -57,5 +57,8 @@ def _traffic(found: Mapping[str, Any]) -> list[str]:
     ]
     first, second = (number(side.get("of_solved")) for side in (before, after))
     if first is not None and second is not None:
-        sentences.append(f"Its share of all solved traffic goes from {first:.1%} to {second:.1%}.")
+        sentences.append(
+            f"Its share of all solved traffic goes from {100 * first:.1f} % to "
+            f"{100 * second:.1f} %."
+        )
     return sentences
