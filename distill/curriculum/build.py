@@ -208,8 +208,7 @@ def _demands(store: LogStore, options: CurriculumSection, judge: Judge | None) -
     try:
         model, calibration = fit_demand(sample)
     except DataError as error:
-        note = f"{error}; the logged prediction stands in, or a flat demand where there is none"
-        return Demands(method="fallback", note=note)
+        return Demands(method="fallback", note=str(error))
     if not calibration.is_useful:
         note = (
             f"a model fitted on {model.num_turns:,} turns predicts outcomes no better than the "
