@@ -65,7 +65,7 @@ def subcommand(line: str) -> list[str]:
         if not re.fullmatch(r"[a-z][a-z-]*", word) or len(words) == 2:
             break
         words.append(word)
-    groups = {"bench", "config", "registry", "runs", "skills"}
+    groups = {"bench", "config", "curriculum", "logs", "registry", "runs", "skills"}
     return words[: 2 if words and words[0] in groups else 1]
 
 
