@@ -3,12 +3,10 @@ and the gateway's log of it is what the stage leaves."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from distill.checkpoint import write_manifest
@@ -196,8 +194,3 @@ def _day(night: Night) -> int:
     """The day of the log: the number of the night, so that no clock enters it."""
     path = night.run.path / "night.json"
     return int(read_json(path)["number"]) if path.exists() else 0
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log that a stage wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

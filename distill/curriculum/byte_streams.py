@@ -43,11 +43,6 @@ def peek(path: Path) -> bytes:
     return found[:PEEK]
 
 
-def is_compressed(path: Path) -> bool:
-    with path.open("rb") as file:
-        return _codec(file.read(4)) is not None
-
-
 def chunks(path: Path, position: int = 0) -> Iterator[bytes]:
     """Text of the file from `position` on. OSError when it cannot be opened; CutShort at the end
     of a compressed file that is not whole."""
