@@ -113,7 +113,7 @@ def test_the_module_and_the_version_answer(capsys: pytest.CaptureFixture[str]) -
     [
         (["nope"], "No such command 'nope'"),
         (["nightly", "--nope"], "No such option: --nope"),
-        (["nightly"], "name a preset (agents, hindsight, micro, micro_logs, smol, tiny) or a TOML file"),
+        (["nightly"], "name a preset (agents, hindsight, micro, micro_logs, smol, tiny)"),
         (["nightly", "tinny"], "did you mean 'tiny'"),
         (["config", "show", "tiny", "trainer.stps=3"], "did you mean 'steps'"),
         (["rollback", "toy"], "confirm with --yes"),
