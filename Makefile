@@ -8,7 +8,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest $(if $(JOBS),-n $(JOBS))
+PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help install nightly smol agents compare replicate bench test slow real gpu check format clean
@@ -61,7 +61,7 @@ bench: install ## chunked divergence against the dense form
 	$(BIN)/python benchmarks/divergence.py --tokens 256 $(ARGS)
 
 test: install ## the tests that need neither much time nor an accelerator nor real weights
-	$(PYTEST) -m "not slow and not gpu and not real" $(ARGS)
+	$(PYTEST) $(if $(JOBS),-n $(JOBS)) -m "not slow and not gpu and not real" $(ARGS)
 
 slow: install ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu and not real" $(ARGS)
