@@ -30,7 +30,8 @@ FORMAT = "distill-curriculum-1"
 """Stands in the metadata of every file; another version gets another number."""
 BATCH_ROWS = 64
 FILE_ROWS = 32_768
-CACHED_BATCHES = 8
+CACHED_BYTES = 64 * 2**20
+"""Decoded batches that a reader keeps: training order jumps about in the files."""
 
 _METADATA = {"format": FORMAT}
 
@@ -171,12 +172,13 @@ class ExampleWriter:
 
 
 class ExampleReader:
-    """Reads examples by place. Files are mapped into memory; the last few batches stay decoded."""
+    """Reads examples by place. Files are mapped into memory; the last batches stay decoded."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "examples"
         self._files: dict[int, Any] = {}
         self._batches: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._held = 0  # bytes
 
     def __call__(self, place: Place) -> Example:
         """The example that lies there. DataError naming the file when it does not."""
@@ -211,9 +213,10 @@ class ExampleReader:
                 found.validate(full=True)  # else wrong offsets would read anything
             except (pa.ArrowException, OSError, ValueError) as error:
                 raise self._damaged(file, f"batch {number}: {error}") from error
+            self._held += found.nbytes
         self._batches[file, number] = found  # the newest is last
-        if len(self._batches) > CACHED_BATCHES:
-            self._batches.popitem(last=False)
+        while self._held > CACHED_BYTES and len(self._batches) > 1:
+            self._held -= self._batches.popitem(last=False)[1].nbytes
         return found
 
 
