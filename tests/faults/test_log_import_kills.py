@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,8 @@ from distill.curriculum.store import LogStore
 store.NUM_BUCKETS = 4
 ingest.BATCH_ROWS, ingest.CHUNK_ROWS = 200, 100
 
-def work(jobs):
-    with LogStore.open(Path(sys.argv[2]), create=True) as logs:
+def work(jobs, where=sys.argv[2]):
+    with LogStore.open(Path(where), create=True) as logs:
         logs.ingest([Source(name="log", path=sys.argv[1])], redact=None, now_ms=0, jobs=jobs)
 """
 ONE = (
@@ -49,10 +50,10 @@ MANY = (
     IMPORT
     + """
 print("ready", flush=True)
-for _ in sys.stdin:  # a copy of this process per line: starting Python anew takes longer
+for line in sys.stdin:  # a copy of this process per line: starting Python anew takes longer
     child = os.fork()
     if not child:
-        work(1)
+        work(1, line.strip())
         os._exit(0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -71,16 +72,28 @@ def start(code: str, logs: Path, store: Path) -> subprocess.Popen[str]:
     )
 
 
-def kill_after(imports: subprocess.Popen[str], seconds: float) -> bool:
-    """Start an import and kill it. Whether it was still at work."""
+def begin(imports: subprocess.Popen[str], where: Path) -> int:
+    """Start an import into a store; its process id."""
     assert imports.stdin is not None
     assert imports.stdout is not None
-    imports.stdin.write("go\n")
+    imports.stdin.write(f"{where}\n")
     imports.stdin.flush()
-    child = int(imports.stdout.readline())
+    return int(imports.stdout.readline())
+
+
+def end(imports: subprocess.Popen[str]) -> int:
+    """Wait for the import that was started last; its exit code, negative for a signal."""
+    assert imports.stdout is not None
+    return int(imports.stdout.readline())
+
+
+def kill_after(imports: subprocess.Popen[str], where: Path, seconds: float) -> bool:
+    """Start an import and kill it. Whether it was still at work."""
+    child = begin(imports, where)
     time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return int(imports.stdout.readline()) == -signal.SIGKILL
+    with suppress(ProcessLookupError):  # it has ended, and its exit code says how
+        os.kill(child, signal.SIGKILL)
+    return end(imports) == -signal.SIGKILL
 
 
 @pytest.fixture(autouse=True)
@@ -109,19 +122,25 @@ def test_a_killed_import_goes_on_and_every_row_arrives_exactly_once(
     draw = random.Random(5)
     where = tmp_path / "store"
     killed, seen = 0, []
-    imports = start(MANY, logs, where)
-    assert imports.stdout is not None
-    assert imports.stdout.readline() == "ready\n"
-    for _ in range(8):
-        killed += kill_after(imports, draw.uniform(0.1, 0.4))
-        if not (where / "store.json").exists():
-            continue
-        with LogStore.open(where) as store:  # a reader right after the crash
-            turns = [turn.source_id for turn in all_turns(store)]
-            assert len(turns) == len(set(turns)) == store.num_turns
-            seen.append(len(turns))
-    _, said = imports.communicate()
-    assert said == ""
+    with start(MANY, logs, where) as imports:
+        assert imports.stdout is not None
+        assert imports.stderr is not None
+        assert imports.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        begin(imports, tmp_path / "whole")
+        assert end(imports) == 0
+        whole = time.monotonic() - began  # on this machine
+        for _ in range(8):
+            killed += kill_after(imports, where, whole * draw.uniform(0.05, 0.3))
+            if not (where / "store.json").exists():
+                continue
+            with LogStore.open(where) as store:  # a reader right after the crash
+                turns = [turn.source_id for turn in all_turns(store)]
+                assert len(turns) == len(set(turns)) == store.num_turns
+                seen.append(len(turns))
+        assert imports.stdin is not None
+        imports.stdin.close()
+        assert imports.stderr.read() == ""
     assert killed >= 3
     assert seen == sorted(seen)
     with LogStore.open(where) as store:
