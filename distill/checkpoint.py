@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-
 from distill.errors import CheckpointError, DataError
-from distill.models import load_trained_weights, save_weights
+from distill.models import load_trained_weights, save_weights, weights_file
+from distill.parallel import Group, Line, together
 from distill.policy import Policy
 from distill.rundir import digest_file, read_json, staged_dir, write_json
+from distill.shards import load_tensors, read_rows, save_tensors
 from distill.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -49,32 +49,113 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder`/checkpoints/<step> durably and return it. An undamaged one is kept."""
     path = folder / "checkpoints" / f"{progress.step:06d}"
-    if path.exists():
-        try:
-            verify_manifest(path)
-            return path
-        except CheckpointError as error:
-            logger.warning("wrote a checkpoint anew: %s", error)
-            shutil.rmtree(path)
-    with staged_dir(path) as partial:
-        save_weights(policy, tokenizer, partial)
-        save_file(trainer.state_tensors(), str(partial / "optimizer.safetensors"))
+    group = policy.group
+    if group.share(group.is_first and _is_kept(path)):
+        return path
+    with staged_for_all(path, group) as partial:
+        write_weights(policy, tokenizer, partial)
+        save_tensors(partial, "optimizer", trainer.state_tensors(), group)
         for role, follower in policy.followers.items():
-            save_file(follower.tensors(), str(partial / f"role_{role}.safetensors"))
-        write_json(
-            partial / "state.json",
-            {
-                "step": progress.step,
-                "policy_version": progress.policy_version,
-                "tokens": progress.tokens,
-                "seconds": progress.seconds,
-                "objective": dict(trainer.state),
-                "monitor": dict(progress.monitor),
-                "sampler": dict(progress.sampler),
-            },
-        )
-        write_manifest(partial)
+            save_tensors(partial, f"role_{role}", follower.tensors(), group)
+        if group.is_first:
+            write_json(
+                partial / "state.json",
+                {
+                    "step": progress.step,
+                    "policy_version": progress.policy_version,
+                    "tokens": progress.tokens,
+                    "seconds": progress.seconds,
+                    "objective": dict(trainer.state),
+                    "monitor": dict(progress.monitor),
+                    "sampler": dict(progress.sampler),
+                },
+            )
     return path
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether a checkpoint is there and undamaged; a damaged one is removed."""
+    if not path.exists():
+        return False
+    try:
+        verify_manifest(path)
+    except CheckpointError as error:
+        logger.warning("wrote a checkpoint anew: %s", error)
+        shutil.rmtree(path)
+        return False
+    return True
+
+
+@contextmanager
+def staged_for_all(path: Path, group: Group) -> Iterator[Path]:
+    """`staged_dir` into which every process writes its part; the first one adds the manifest once
+    all have, and renames."""
+    if not group.is_first:
+        yield Path(group.share())
+        group.barrier()
+    else:
+        with staged_dir(path) as partial:
+            group.share(str(partial))
+            yield partial
+            group.barrier()
+            write_manifest(partial)
+    group.barrier()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeper:
+    """The checkpoints of one stage."""
+
+    folder: Path
+    policy: Policy
+    trainer: Trainer
+    tokenizer: Any
+
+    @property
+    def line(self) -> Line | None:
+        return self.policy.line
+
+    @together
+    def save(self, progress: Progress) -> Path:
+        return save_checkpoint(self.folder, self.policy, self.trainer, self.tokenizer, progress)
+
+    @together
+    def load(self) -> Progress:
+        return load_newest(self.folder, self.policy, self.trainer)
+
+
+def write_weights(policy: Policy, tokenizer: Any, folder: Path) -> None:
+    """`save_weights`, where several processes may hold a part of the weights each: the first one
+    writes the files that one process would write."""
+    if policy.group.is_alone:
+        save_weights(policy, tokenizer, folder)
+        return
+    state = policy.whole_state()
+    if policy.group.is_first:
+        options: dict[str, Any] = {}
+        if policy.kind == "adapter":
+            options = {"selected_adapters": ["default"], "save_embedding_layers": False}
+        else:
+            tokenizer.save_pretrained(str(folder))
+        policy.model.save_pretrained(str(folder), state_dict=state, **options)
+
+
+def read_weights(policy: Policy, folder: Path) -> None:
+    """`load_trained_weights`, where each process reads the part that it holds."""
+    if policy.group.is_alone:
+        load_trained_weights(policy, folder)
+        return
+    if policy.kind == "adapter":
+        named = {n.replace(".default.", "."): p for n, p in policy.trainable().items()}
+    else:
+        named = dict(policy.model.named_parameters())
+    path = weights_file(folder)
+    unexpected = read_rows(path, {n: p.detach() for n, p in named.items()}, policy.group)
+    if unexpected:
+        raise CheckpointError(
+            f"{path} holds {len(unexpected)} tensors that this model does not have (first: "
+            f"{min(unexpected)}); it belongs to another model"
+        )
 
 
 def write_manifest(folder: Path) -> None:
@@ -109,30 +190,44 @@ def verify_manifest(folder: Path) -> None:
 
 def load_newest(folder: Path, policy: Policy, trainer: Trainer) -> Progress:
     """Restore the newest undamaged checkpoint of a stage; step 0 when there is none."""
+    group = policy.group
+    name = group.share(_newest(folder) if group.is_first else None)
+    if name is None:
+        return Progress()
+    path = folder / "checkpoints" / name
+    state = read_json(path / "state.json")
+    read_weights(policy, path)
+    owners = policy.trainable()
+    tensors = load_tensors(path, "optimizer", lambda key: _owner(owners, key), group)
+    trainer.load_state_tensors(tensors)
+    for role, follower in policy.followers.items():
+        follower.load(load_tensors(path, f"role_{role}", follower.tensors().get, group))
+    trainer.state = state["objective"]
+    return Progress(
+        step=state["step"],
+        policy_version=state["policy_version"],
+        tokens=state["tokens"],
+        seconds=state["seconds"],
+        monitor=state.get("monitor", {}),
+        sampler=state.get("sampler", {}),
+    )
+
+
+def _newest(folder: Path) -> str | None:
+    """Name of the newest undamaged checkpoint of a stage."""
     for path in reversed(list_checkpoints(folder)):
         try:
             verify_manifest(path)
         except CheckpointError as error:
             logger.warning("skipped a checkpoint: %s", error)
             continue
-        state = read_json(path / "state.json")
-        load_trained_weights(policy, path)
-        try:
-            trainer.load_state_tensors(load_file(str(path / "optimizer.safetensors")))
-            for role, follower in policy.followers.items():
-                follower.load(load_file(str(path / f"role_{role}.safetensors")))
-        except (SafetensorError, FileNotFoundError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        trainer.state = state["objective"]
-        return Progress(
-            step=state["step"],
-            policy_version=state["policy_version"],
-            tokens=state["tokens"],
-            seconds=state["seconds"],
-            monitor=state.get("monitor", {}),
-            sampler=state.get("sampler", {}),
-        )
-    return Progress()
+        return path.name
+    return None
+
+
+def _owner(parameters: Mapping[str, Any], key: str) -> Any:
+    """The parameter that a tensor of an optimizer's state, `exp_avg/NAME`, is cut like."""
+    return parameters.get(key.split("/", 1)[1])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

@@ -54,7 +54,8 @@ class DivergenceSpec:
     """
 
     name: str
-    kind: Literal["kl", "total_variation"] = "kl"
+    kind: Literal["kl", "total_variation", "hybrid"] = "kl"
+    """`hybrid` is for a teacher with another tokenizer, see `distill.groups`."""
     beta: float = 1.0
     target: str = "teacher"
     temperature: float = 1.0
@@ -68,6 +69,11 @@ class DivergenceSpec:
     """`paper` clips nu * log(nu/pi) as it stands: the sum can fall below 0 and its gradient can
     point away from the teacher. `bregman` clips nu * log(nu/pi) - nu + pi, which is never negative
     and has the same sum without a clip."""
+    matched_weight: float | None = None
+    """hybrid: weight of the entries that spell the same bytes on both sides; None is their share of
+    the teacher's vocabulary."""
+    unmatched_weight: float | None = None
+    """hybrid: weight of all other entries; None is 1 minus that share."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.beta <= 1.0:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from distill.errors import CheckpointError, ConfigError
+from distill.parallel import is_sharded, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,11 +40,19 @@ class FollowerSpec:
 class Follower:
     """One following role. Its parameters never require a gradient."""
 
-    def __init__(self, model: Any, spec: FollowerSpec, *, kind: Literal["full", "adapter"]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        spec: FollowerSpec,
+        *,
+        kind: Literal["full", "adapter"],
+        twin: Any = None,
+    ) -> None:
+        """`twin` is a frozen copy of full weights that are spread over processes."""
         self.spec = spec
         self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
         if kind == "full":
-            self.model = copy.deepcopy(model).requires_grad_(False)
+            self.model = copy.deepcopy(model).requires_grad_(False) if twin is None else twin
             theirs = dict(self.model.named_parameters())
             self._pairs = {n: (p, theirs[n]) for n, p in model.named_parameters()}
         else:
@@ -67,7 +76,7 @@ class Follower:
     def renew(self) -> None:
         """Take over the student's weights as they are."""
         for theirs, own in self._pairs.values():
-            own.copy_(theirs)
+            own.copy_(_fitting(theirs, own))
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
@@ -75,7 +84,7 @@ class Follower:
         if self.spec.name == "ema":
             for name, (theirs, own) in self._pairs.items():
                 average = self._exact.get(name, own)
-                average.lerp_(theirs.to(average.dtype), self.spec.rate)
+                average.lerp_(_fitting(theirs, own).to(average.dtype), self.spec.rate)
                 if average is not own:
                     own.copy_(average)
         elif self.spec.name == "snapshot" and step % self.spec.every == 0:
@@ -100,3 +109,8 @@ class Follower:
             own.copy_(tensors[name])
             if name in self._exact:
                 self._exact[name].copy_(tensors[name])
+
+
+def _fitting(theirs: Tensor, own: Tensor) -> Tensor:
+    """The student's tensor, whole where the follower's is: its adapter is on every process."""
+    return theirs if is_sharded(own) else whole(theirs)

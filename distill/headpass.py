@@ -7,6 +7,10 @@ A chunk's logits live only while the chunk is worked on. With gradient and more 
   pass only scales. Where it is something else, the chunk is computed again;
 - log-probabilities of tokens are computed again, chunk by chunk, in the backward pass, because
   their upstream gradient depends on their values.
+
+A teacher with another tokenizer is compared group by group (`distill.groups`). What a group's row
+owes to its later tokens is found in a first pass over those tokens alone, without gradient; the
+objective adds their gradient through the log-probabilities of tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from torch import Tensor
 from distill.distributions import HiddenDistribution
 from distill.divergence import Candidates, Distribution, Divergence, DivergenceSpec, divergence
 from distill.fused import Buffers, has_closed_form, row_dot
+from distill.groups import GroupTarget
 from distill.logprobs import Head, chunk_bounds, token_entropy
 
 
@@ -32,8 +37,13 @@ class Wanted:
     target: Distribution | Candidates
     rows: Tensor  # [N] the number of each row in the target
     weights: Tensor | None = None  # [N]
+    later: Tensor | None = None  # [N] log-probability of the tokens behind the first of a group
 
     def on(self, log_probs: Tensor, start: int, stop: int) -> Divergence:
+        if isinstance(self.target, GroupTarget):
+            assert self.later is not None, "the pass fills it in first"
+            rows, later = self.rows[start:stop], self.later[start:stop]
+            return self.target.compare(log_probs, rows, later, self.spec)
         if isinstance(self.target, Candidates):
             ids, known = self.target.ids[start:stop], self.target.logprobs[start:stop]
             return divergence(log_probs, Candidates(ids=ids, logprobs=known), self.spec)
@@ -65,6 +75,9 @@ class HeadPass:
 
     def run(self, rows: Tensor) -> HeadOutput:
         """rows [N, d] -> the output, with gradient where `rows` or the head have one."""
+        if any(isinstance(w.target, GroupTarget) and w.later is None for w in self.divergences):
+            made = [self._with_later(w, rows) for w in self.divergences]
+            return replace(self, divergences=made).run(rows)
         bounds = chunk_bounds(rows.shape[0], self.head.vocab_size)
         weight = self.head.weight
         differentiable = torch.is_grad_enabled() and (rows.requires_grad or weight.requires_grad)
@@ -77,6 +90,18 @@ class HeadPass:
         if len(pieces) == 1:
             return self._output(pieces[0])
         return self._output([torch.cat(column) for column in zip(*pieces, strict=True)])
+
+    @torch.no_grad()
+    def _with_later(self, wanted: Wanted, rows: Tensor) -> Wanted:
+        """The same with what the groups' later tokens add, for a target that has groups."""
+        if not isinstance(wanted.target, GroupTarget):
+            return wanted
+        members, places = wanted.target.behind_first(wanted.rows)
+        found = replace(self, token_ids=self.token_ids[members, :1], divergences=(), entropy=False)
+        later = torch.zeros(rows.shape[0], dtype=torch.float32, device=rows.device)
+        if len(members):
+            later.index_add_(0, places, found.run(rows[members]).tokens)
+        return replace(wanted, later=later)
 
     def _columns(self, raw: Tensor, start: int, stop: int) -> list[Tensor]:
         """Columns of one chunk; those of divergences come in pairs: value and statistics."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from distill.objectives.base import Metric, Term
+from distill.objectives.base import Metric, Reduce, Term
+from distill.parallel import Group
 
 QUANTILES = (0.05, 0.5, 0.95, 0.99)
 """What `reduce = "quantiles"` reports, as name/p5, name/p50, ..."""
@@ -46,6 +48,33 @@ class Ledger:
             _, known = self._extremes.get(name, (metric.reduce, value))
             pick = max if metric.reduce == "max" else min
             self._extremes[name] = (metric.reduce, pick(known, value))
+
+    def merged(self, group: Group) -> Ledger:
+        """The ledger of all processes together; every one gets the same."""
+        if group.is_alone:
+            return self
+        mine = {"loss/": torch.tensor(self.loss, dtype=torch.float64)}
+        for name, pair in self._sums.items():
+            mine[f"sums/{name}"] = torch.tensor(pair, dtype=torch.float64)
+        for name, (reduce, value) in self._extremes.items():
+            mine[f"{reduce}/{name}"] = torch.tensor([[value]], dtype=torch.float64)
+        for name, pieces in self._values.items():
+            mine[f"quantiles/{name}"] = torch.cat(pieces)
+        out = Ledger(updated=self.updated)
+        for found in group.gather(mine):
+            for key, tensor in sorted(found.items()):
+                kind, name = key.split("/", 1)
+                if kind == "loss":
+                    out.loss += float(tensor)
+                elif kind == "sums":
+                    total, weight = out._sums.get(name, (0.0, 0.0))
+                    out._sums[name] = (total + float(tensor[0]), weight + float(tensor[1]))
+                else:
+                    reduce = cast(Reduce, kind)
+                    weights = torch.ones_like(tensor)
+                    metric = Metric(values=tensor, weights=weights, reduce=reduce)
+                    out.add_metric(name, metric)
+        return out
 
     def metrics(self) -> dict[str, float]:
         """Every metric as one number, quantiles as one each."""

@@ -10,19 +10,21 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 
+from distill.body import causal_lm
 from distill.errors import CheckpointError, ConfigError
 from distill.policy import AdapterSpec, Policy
 from distill.rundir import digest_file
-from distill.sections import ModelBuild
+from distill.sections import ModelBuild, ModelSection
 from distill.tokens import PLAIN_TEMPLATE
 from distill.types import CheckpointRef
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FULL_WEIGHTS = "model.safetensors"
+_ATTENTION: tuple[str, ...] = get_args(get_type_hints(ModelSection)["attention"])
 
 
 def char_tokenizer(alphabet: str) -> Any:
@@ -107,6 +109,65 @@ def load_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = F
         raise CheckpointError(
             f"the model in {path} cannot be loaded: {_line(error)}; restore or re-download it"
         ) from error
+
+
+def choose_attention(model: Any, name: str) -> Any:
+    """`model` itself, which from now on computes attention in the way `name`; `auto` leaves it as
+    it is. ConfigError for what the model or this machine cannot do."""
+    if name == "auto":
+        return model
+    lm = causal_lm(model)
+    try:
+        lm.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise _no_attention(lm, name, _line(error)) from error
+    # Some models only warn, and some ways are replaced by another one without a word.
+    if lm.config._attn_implementation != name:
+        reason = f"the model stays with {lm.config._attn_implementation!r}"
+        raise _no_attention(lm, name, reason)
+    return model
+
+
+def _no_attention(lm: Any, name: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"model.attention = {name!r} cannot be used with {type(lm).__name__} on this machine: "
+        f"{reason}; expected one of {', '.join(_ATTENTION)}, where auto and eager always work"
+    )
+
+
+def recompute_layers(model: Any) -> None:
+    """From now on keep only what enters each layer, and compute the layer again in the backward
+    pass. Scores and replies, which need no gradient, are made as before.
+
+    The model stays in evaluation mode, so dropout stays off. ConfigError for a model without layers
+    that can do it, or with layers that would then drop something themselves.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    lm = causal_lm(model)
+    layers = [m for m in lm.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers or not lm.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"trainer.gradient_checkpointing does not work with {type(lm).__name__}, which has no "
+            "layers that can be computed again; set it to false and lower "
+            "trainer.micro_batch_tokens"
+        )
+    for layer in layers:
+        rates = {k: v for k, v in vars(layer).items() if "drop" in k and isinstance(v, float)}
+        if any(rates.values()):
+            raise ConfigError(
+                f"trainer.gradient_checkpointing would switch dropout on: {type(layer).__name__} "
+                f"has {rates}; set it to 0 in the model's config.json"
+            )
+    # The old name is deprecated where the new one exists.
+    enable = getattr(lm, "activation_checkpointing_enable", None)
+    # Nothing is drawn at random in a layer, so there is no state of a generator to keep.
+    options = {"use_reentrant": False, "preserve_rng_state": False}
+    (enable or lm.gradient_checkpointing_enable)(options)
+    lm.disable_input_require_grads()  # only the reentrant kind needs a gradient of what enters
+    for layer in layers:
+        # It looks at its own flag alone; those of the modules inside stay off.
+        layer.training = True
 
 
 def new_adapter(model: Any, spec: AdapterSpec, *, seed: int) -> Any:

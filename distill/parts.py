@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from distill.ahead import Ahead
 from distill.correction import Correction
 from distill.curriculum.samplers import TaskSampler
 from distill.objectives.base import Objective
@@ -44,6 +45,8 @@ class Parts:
     rounds: int = 0
     """Most extra draws of tasks per step, in place of groups that teach nothing."""
     engine: RolloutEngine | None = None
+    ahead: Ahead | None = None
+    """Samples the next step while this one trains."""
     publish: Callable[[int], CheckpointRef] | None = None
     publish_every: int = 1
     teacher: Teacher | None = None

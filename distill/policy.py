@@ -11,9 +11,9 @@ Roles share one copy of the base weights:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -21,12 +21,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from distill import parallel
 from distill.batch import Batch, TokenScores
-from distill.body import head_of, hidden_states
+from distill.body import head_of, hidden_states, layers_of
+from distill.cuts import cuts, pad_views
 from distill.divergence import Candidates, Divergence, DivergenceSpec
 from distill.errors import ConfigError, TeacherError
 from distill.followers import Follower, FollowerSpec
-from distill.headpass import HeadOutput, HeadPass, Wanted
+from distill.headpass import HeadPass, Wanted
 from distill.logprobs import Head, predictor_rows, scatter
 from distill.objectives.base import ForwardPlan, PolicyView, present
 from distill.types import ScoreRequest, Scores, TeacherView
@@ -77,19 +79,26 @@ class Policy:
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.followers: dict[str, Follower] = {}
+        self.group = parallel.single()
+        self.line: parallel.Line | None = None
+        self._entered: list[AbstractContextManager[Any]] = []
         self._start: Any = None
-        self._root = _Root(model)
+        self._root: nn.Module = _Root(model)
+        self._hollow: Any = None
+        self._roots: dict[int, nn.Module] = {id(model): self._root}
         model.eval()
         if not trainable:
             model.requires_grad_(False)
 
     # -- roles -----------------------------------------------------------------------------
 
+    @parallel.together
     def keep_start(self) -> None:
         """Keep what the role `base` needs: a frozen copy for full weights, nothing otherwise."""
         if self.kind == "full" and self._start is None:
-            self._start = copy.deepcopy(self.model).requires_grad_(False)
+            self._start = self.copy_of_weights()
 
+    @parallel.together
     def add_adapter(self, name: str, path: Path) -> str:
         """Load a frozen adapter of the same base; returns its role name."""
         if self.kind != "adapter":
@@ -103,7 +112,30 @@ class Policy:
 
     @contextmanager
     def as_role(self, role: str) -> Iterator[Any]:
-        """The model with the weights of a role. Never enter it between forward and backward."""
+        """The model with the weights of a role, whole in every process, for calls without gradient.
+        Never enter it between forward and backward."""
+        model = self._enter(role)
+        try:
+            yield model
+        finally:
+            self._leave()
+
+    @parallel.together
+    def _enter(self, role: str) -> Any:
+        self._entered.append(self._whole_role(role))
+        return self._entered[-1].__enter__()
+
+    @parallel.together
+    def _leave(self) -> None:
+        self._entered.pop().__exit__(None, None, None)
+
+    @contextmanager
+    def _whole_role(self, role: str) -> Iterator[Any]:
+        with self._switched(role) as model, self._gathered(model):
+            yield model
+
+    @contextmanager
+    def _switched(self, role: str) -> Iterator[Any]:
         if role == STUDENT:
             yield self.model
         elif role == BASE and self.kind == "adapter":
@@ -126,18 +158,26 @@ class Policy:
             known = ", ".join(["student", "base", "adapter:NAME", *self.followers])
             raise ConfigError(f"unknown role {role!r}; expected one of {known}")
 
+    @parallel.together
     def add_follower(self, spec: FollowerSpec) -> str:
         """A role whose weights follow the student's, made from what the student is now; returns
         its name."""
         known = self.followers.get(spec.name)
         if known is None:
-            self.followers[spec.name] = Follower(self.model, spec, kind=self.kind)
+            twin = self.copy_of_weights() if self._hollow is not None else None
+            follower = Follower(self.model, spec, kind=self.kind, twin=twin)
+            self.followers[spec.name] = follower
         elif known.spec != spec:
             raise ConfigError(
                 f"one student has one role {spec.name!r}, asked for as {known.spec} and as {spec}; "
                 "give both self-teachers the same rate and every"
             )
         return spec.name
+
+    @parallel.together
+    def renew(self, role: str) -> None:
+        """Let a following role take over the student's weights now."""
+        self.followers[role].renew()
 
     def after_step(self, step: int) -> None:
         """Move every follower once; called after a finite optimizer step."""
@@ -147,6 +187,54 @@ class Policy:
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name -> parameter under training."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    # -- several processes -------------------------------------------------------------------
+
+    def shard(self, group: parallel.Group) -> None:
+        """Spread the weights over processes: each decoder layer by itself, and the rest. Call it
+        before there is an optimizer, a role or an adapter beside the student's."""
+        if group.is_alone:
+            return
+        self.group = group
+        if self.kind == "full":
+            self._hollow = parallel.skeleton(self.model)
+        parallel.shard(self._root, layers_of(self.model), group)
+
+    def copy_of_weights(self) -> Any:
+        """A frozen copy of the model as it is now, spread over processes as the student is."""
+        if self.group.is_alone:
+            return copy.deepcopy(self.model).requires_grad_(False)
+        model = copy.deepcopy(self._hollow)
+        root = self._roots[id(model)] = _Root(model)
+        parallel.shard(root, layers_of(model), self.group, like=self._root)
+        return model.eval()
+
+    @parallel.together
+    def whole_state(self, role: str = STUDENT) -> dict[str, Tensor]:
+        """The weights that the student or a following role has of its own, by the student's names,
+        whole and on the CPU; empty but in the first process."""
+        found = {}
+        if role in self.followers:
+            own = self.followers[role].tensors()
+        elif self.kind == "adapter":
+            own = {**self.trainable()}
+        else:
+            own = dict(self.model.named_parameters())
+        for name, parameter in own.items():
+            full = parallel.whole(parameter.detach())
+            if self.group.is_first:
+                found[name] = full.cpu()
+        return found
+
+    def idle(self, batch: Batch) -> Tensor:
+        """A zero whose gradient is zero, from one row of the batch: what a process without rows
+        computes, so that it takes part in gathering weights and summing gradients."""
+        row = batch.completion_mask.any(1).nonzero()[:1, 0]
+        logprobs = self.forward(batch.select(row), ForwardPlan()).logprobs
+        return logprobs.masked_fill(torch.ones_like(logprobs, dtype=torch.bool), 0.0).sum()
+
+    def _gathered(self, model: Any) -> AbstractContextManager[None]:
+        return nullcontext() if self.group.is_alone else parallel.gathered(self._roots[id(model)])
 
     # -- forward ---------------------------------------------------------------------------
 
@@ -162,30 +250,31 @@ class Policy:
         flat = batch.flat_rows()
         divergences = tuple(self._wanted(batch, spec, flat) for spec in plan.divergences)
 
-        def run() -> HeadOutput:
+        def run() -> PolicyView:
             rows = predictor_rows(
                 hidden_states(self.model, batch.input_ids, batch.attention_mask), mask
             )
-            return HeadPass(
+            out = HeadPass(
                 head=head_of(self.model, self.temperature),
                 token_ids=ids,
                 entropy=plan.entropy,
                 divergences=divergences,
             ).run(rows)
+            named = zip(plan.divergences, out.divergences, strict=True)
+            return PolicyView(
+                logprobs=scatter(out.tokens, mask),
+                entropy=None if out.entropy is None else scatter(out.entropy, mask),
+                candidate_logprobs=scatter(out.candidates, mask) if plan.candidates else None,
+                divergences={
+                    spec.name: Divergence(
+                        per_token=scatter(found.per_token, mask), stats=scatter(found.stats, mask)
+                    )
+                    for spec, found in named
+                },
+            )
 
-        out: HeadOutput = self._root(run)
-        named = zip(plan.divergences, out.divergences, strict=True)
-        return PolicyView(
-            logprobs=scatter(out.tokens, mask),
-            entropy=None if out.entropy is None else scatter(out.entropy, mask),
-            candidate_logprobs=scatter(out.candidates, mask) if plan.candidates else None,
-            divergences={
-                spec.name: Divergence(
-                    per_token=scatter(found.per_token, mask), stats=scatter(found.stats, mask)
-                )
-                for spec, found in named
-            },
-        )
+        view: PolicyView = self._root(run)
+        return view
 
     def _wanted(self, batch: Batch, spec: DivergenceSpec, rows: Tensor) -> Wanted:
         mask = batch.completion_mask
@@ -207,34 +296,46 @@ class Policy:
 
     # -- scoring, without gradient -----------------------------------------------------------
 
+    @parallel.together
     @torch.no_grad()
     def hidden(self, views: Sequence[TeacherView], role: str) -> tuple[Tensor, list[int]]:
         """Hidden states that predict the trained tokens of each view, row-major.
 
         Returns [N, d] and the number of trained tokens per view. Long views are computed in
-        length-sorted cuts of at most `max_tokens` padded tokens.
+        length-sorted cuts of at most `max_tokens` padded tokens, which several processes share out.
         """
         counts = [len(v.positions) for v in views]
         pieces: list[Tensor | None] = [None] * len(views)
         lengths = {i: len(v.token_ids) for i, v in enumerate(views) if v.positions}
         with self.as_role(role) as model:
-            for cut in _cuts(lengths, self.max_tokens):
-                part = [views[i] for i in cut]
-                ids, attention, mask = (x.to(self.device) for x in _pad_views(part))
-                rows = predictor_rows(hidden_states(model, ids, attention), mask)
+            weight = head_of(model, 1.0).weight
+            chosen = list(cuts(lengths, self.max_tokens))
+            made: dict[int, Tensor] = {}
+            for number in self.group.deal(range(len(chosen))):
+                part = [views[i] for i in chosen[number]]
+                ids, attention, mask = (x.to(self.device) for x in pad_views(part))
+                made[number] = predictor_rows(hidden_states(model, ids, attention), mask)
+            for number, cut in enumerate(chosen):
                 sizes = [counts[i] for i in cut]
+                rows = self.group.spread(made.get(number), number, weight, sum(sizes))
                 for i, piece in zip(cut, rows.split(sizes), strict=True):
                     pieces[i] = piece
         found = [p for p in pieces if p is not None]
         return (torch.cat(found) if found else self.head(role).weight.detach()[:0]), counts
 
+    @parallel.together
     def head(self, role: str = STUDENT) -> Head:
+        """The output head of a role; of one that is spread over processes, a whole copy."""
         model = self.model
         if role == BASE and self.kind == "full":
             model = self._start
         elif role in self.followers:
             model = self.followers[role].model
-        return head_of(model, self.temperature)
+        head = head_of(model, self.temperature)
+        if not parallel.is_sharded(head.weight):
+            return head
+        bias = None if head.bias is None else parallel.whole(head.bias.detach())
+        return replace(head, weight=parallel.whole(head.weight.detach()), bias=bias)
 
     @torch.no_grad()
     def score(
@@ -295,26 +396,3 @@ class Policy:
                 )
             )
         return found
-
-
-def _cuts(lengths: Mapping[int, int], max_tokens: int) -> Iterator[list[int]]:
-    cut: list[int] = []
-    for i in sorted(lengths, key=lambda i: (lengths[i], i)):
-        if cut and (len(cut) + 1) * lengths[i] > max_tokens:
-            yield cut
-            cut = []
-        cut.append(i)
-    if cut:
-        yield cut
-
-
-def _pad_views(views: Sequence[TeacherView]) -> tuple[Tensor, Tensor, Tensor]:
-    width = max(len(v.token_ids) for v in views)
-    ids = torch.zeros(len(views), width, dtype=torch.long)
-    attention = torch.zeros(len(views), width, dtype=torch.bool)
-    mask = torch.zeros(len(views), width, dtype=torch.bool)
-    for row, view in enumerate(views):
-        ids[row, : len(view.token_ids)] = torch.tensor(view.token_ids)
-        attention[row, : len(view.token_ids)] = True
-        mask[row, list(view.positions)] = True
-    return ids, attention, mask

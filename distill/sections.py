@@ -76,6 +76,10 @@ class ModelSection:
     device: str = "auto"
     """Where the student and its teacher live: `cpu`, `cuda`, `cuda:1`, ...; `auto` takes a GPU
     when there is one."""
+    attention: Literal[
+        "auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"
+    ] = "auto"
+    """How attention is computed; `auto` leaves it to the model. Flash needs its own package."""
     kind: Literal["full", "adapter"] = "full"
     """Train all weights, or a LoRA adapter over frozen ones."""
     rank: int = within(32, 1)
@@ -110,6 +114,9 @@ class SamplingSection:
     refresh: int = within(0, 0)
     """Steps between two refreshes of the copy of the student that writes the replies; 0 always
     takes the newest weights."""
+    overlap: bool = False
+    """Sample the replies of the next step while this one trains, from weights that are one step
+    older; needs a [correction] and an engine with weights of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +145,14 @@ class TrainerSection:
     """Passes over the replies of a step."""
     minibatches: int = within(1, 1)
     """Optimizer updates per pass."""
+    master_weights: bool = True
+    """Step on float32 copies of weights that are trained in bfloat16, else small updates are lost;
+    adapters are float32 anyway."""
+    gradient_checkpointing: bool = False
+    """Compute the layers again in the backward pass instead of keeping what they computed: less
+    memory, about a third more work, the same result."""
+    offload: Literal["none", "optimizer"] = "none"
+    """`optimizer` keeps its state, 8 to 12 bytes per trained weight, on the CPU and steps there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

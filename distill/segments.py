@@ -40,6 +40,7 @@ class Segments:
                 for line in read_jsonl(path):
                     if line["step"] >= first_step:
                         self._stored[line["step"], line["name"]] = line["rows"]
+        self._ahead: dict[tuple[int, str], list[Any]] = {}
         self.num_reused = 0
         with clear_disk_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -55,14 +56,33 @@ class Segments:
             if rows is not None:
                 self.num_reused += 1
                 return [_unpack(kind, row, self._path) for row in rows]
+            made = self._ahead.pop((step, name), None)
+            if made is not None:  # written when it was kept
+                return made
             made = make()
-            line = {"step": step, "name": name, "rows": [_pack(r) for r in made]}
-            with clear_disk_errors(self._path):
-                self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-                self._file.flush()
+            self._write(step, name, made)
             return made
 
         return once
+
+    def later(self, step: int) -> LaterStep:
+        """Where what a later step will ask for is kept beforehand."""
+        return LaterStep(self, step)
+
+    def holds(self, step: int, name: str) -> bool:
+        """Whether an artefact is there without being made."""
+        return (step, name) in self._stored or (step, name) in self._ahead
+
+    def keep(self, step: int, name: str, rows: list[Any]) -> None:
+        """Write now what `once` of a later step returns."""
+        self._write(step, name, rows)
+        self._ahead[step, name] = rows
+
+    def _write(self, step: int, name: str, rows: list[Any]) -> None:
+        line = {"step": step, "name": name, "rows": [_pack(r) for r in rows]}
+        with clear_disk_errors(self._path):
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Make everything written so far durable."""
@@ -73,6 +93,20 @@ class Segments:
     def close(self) -> None:
         with clear_disk_errors(self._path):
             self._file.close()
+
+
+class LaterStep:
+    """The artefacts of one later step."""
+
+    def __init__(self, segments: Segments, step: int) -> None:
+        self._segments = segments
+        self._step = step
+
+    def holds(self, name: str) -> bool:
+        return self._segments.holds(self._step, name)
+
+    def keep(self, name: str, rows: list[Any]) -> None:
+        self._segments.keep(self._step, name, rows)
 
 
 class Stored(Mapping[int, list[R]]):

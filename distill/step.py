@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from distill.ahead import ROLLOUTS, Later
 from distill.asking import (
     build_views,
     metrics_of,
@@ -31,7 +32,7 @@ from distill.notes import metrics_of as metrics_of_notes
 from distill.objectives.base import asks_teacher
 from distill.parts import Once, Parts, just_run
 from distill.rows import keep_mixed_groups, require_few_errors, summarise, trajectories
-from distill.types import Audit, Note, Rollout, StepInfo, UpdateReport
+from distill.types import Audit, Note, Rollout, StepInfo, Task, UpdateReport
 
 __all__ = ["Once", "Parts", "StepReport", "just_run", "on_policy_step"]
 
@@ -45,12 +46,19 @@ class StepReport:
     """Rows left out of the update: failed episodes and views that did not fit."""
 
 
-def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport:
-    """Step 1, 2, ...: act, ask the teacher, update once, hand the new weights to the engine."""
+def on_policy_step(
+    parts: Parts, step: int, once: Once = just_run, later: Later | None = None
+) -> StepReport:
+    """Step 1, 2, ...: act, ask the teacher, update once, hand the new weights to the engine.
+
+    `later` keeps what is sampled ahead for the next step; without it that stays in memory.
+    """
     info = StepInfo(stage=parts.stage, step=step, num_steps=parts.num_steps, seed=parts.seed)
     tasks = parts.tasks(step)
     _store_draw(parts, step, once)
-    sampled = once("rollouts", Rollout, lambda: parts.rows(tasks, step))
+    sampled = once(ROLLOUTS, Rollout, lambda: _rows(parts, tasks, step))
+    if parts.ahead is not None:
+        parts.ahead.start(step + 1, later)
     require_few_errors(sampled, parts.max_error_share)
     chosen = keep_mixed_groups(sampled, parts.num_groups) if parts.num_groups else sampled
     contexts, told = parts.contexts, metrics_of_notes([])
@@ -63,7 +71,7 @@ def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport
     targets = score_roles(parts, seen, own, once)
     batch = collate(seen.rows, targets, pad_id=parts.pad_id, viewed=seen.viewed)
     batch = with_skills(batch, seen)
-    watched = {**summarise(sampled, seen.rows), **told, **seen.metrics}
+    watched = {**summarise(sampled, seen.rows), **told, **seen.metrics, **_ages(sampled, step)}
     if parts.told is not None:
         watched |= parts.told(step)
     if own is not None:
@@ -82,10 +90,25 @@ def on_policy_step(parts: Parts, step: int, once: Once = just_run) -> StepReport
         change = mean_change(before, _logprobs(parts, few))
         watched |= {"policy_change": change} if few else {}
         watched |= parts.sampler.observe(step, rewards_of(sampled), change)
+    if parts.ahead is not None:
+        parts.ahead.finish(later)
     if parts.engine is not None and parts.publish is not None and step % parts.publish_every == 0:
         parts.engine.load(parts.publish(step))
     kept_rows = sum(1 for r in seen.rows if r.num_trained)
     return StepReport(update=update, sampled=watched, num_dropped=len(sampled) - kept_rows)
+
+
+def _rows(parts: Parts, tasks: Sequence[Task], step: int) -> list[Rollout]:
+    ready = parts.ahead.take(step) if parts.ahead is not None else None
+    return parts.rows(tasks, step) if ready is None else ready
+
+
+def _ages(rollouts: Sequence[Rollout], step: int) -> dict[str, float]:
+    """How many updates older than the learner the writer of a row was; nothing while on policy."""
+    ages = [step - 1 - r.policy_version for r in rollouts if r.policy_version >= 0]
+    if not any(ages):
+        return {}
+    return {"staleness/mean": sum(ages) / len(ages), "staleness/max": float(max(ages))}
 
 
 WATCHED_ROWS = 32

@@ -6,19 +6,23 @@ micro-batch, so splitting the same batch differently changes nothing but roundin
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from distill.batch import Batch, micro_batches
+from distill import optimizers
+from distill.batch import Batch, TokenScores, micro_batches
 from distill.correction import Correction, effective_sample_size
 from distill.errors import ConfigError, DistillError
 from distill.ledger import Ledger
+from distill.models import recompute_layers
 from distill.objectives.base import ForwardPlan, Metric, Objective, State, Term
+from distill.parallel import Line, together, whole
 from distill.policy import Policy
 from distill.types import StepInfo, UpdateReport
 
@@ -40,6 +44,9 @@ class TrainerOptions:
     micro_batch_tokens: int = 16384
     epochs: int = 1
     minibatches: int = 1
+    master_weights: bool = True
+    gradient_checkpointing: bool = False
+    offload: Literal["none", "optimizer"] = "none"
 
     @property
     def num_updates(self) -> int:
@@ -65,13 +72,20 @@ class Trainer:
         self._named = policy.trainable()
         if not self._named:
             raise ConfigError("the policy has no trainable parameter; check model.kind")
-        self.optimizer = torch.optim.AdamW(
-            list(self._named.values()),
+        if options.gradient_checkpointing:
+            recompute_layers(policy.model)
+        self.optimizer = optimizers.build_optimizer(
+            self._named,
             lr=options.lr,
             betas=options.betas,
             weight_decay=options.weight_decay,
-            fused=True,
+            master_weights=options.master_weights,
+            offload=options.offload,
         )
+
+    @property
+    def line(self) -> Line | None:
+        return self.policy.line
 
     def update(
         self,
@@ -84,17 +98,30 @@ class Trainer:
 
         A batch without a trained token changes nothing and reports a loss of 0.
         """
-        lr = self.options.rate(info.step)
+        return self._update(batch, objective, info, correction, self.options.rate(info.step))
+
+    @together
+    def _update(
+        self,
+        batch: Batch,
+        objective: Objective,
+        info: StepInfo,
+        correction: Correction,
+        lr: float,
+    ) -> UpdateReport:
         ledger = Ledger()
         if batch.num_tokens == 0:
             return UpdateReport(
                 step=info.step, loss=0.0, grad_norm=0.0, lr=lr, num_rows=0, num_tokens=0
             )
+        if not self.policy.group.is_alone:
+            self.policy.group.require_same(_digest(batch), f"the batch of step {info.step}")
         batch = batch.to(self.policy.device)
         with torch.no_grad():
             batch, self.state = objective.prepare(batch, info, self.state)
             batch = correction.apply(batch)
-            _watch_correction(batch, ledger)
+            if self.policy.group.is_first:
+                _watch_correction(batch, ledger)
         plan = objective.plan()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -103,6 +130,7 @@ class Trainer:
             for part in _minibatches(batch, self.options.minibatches):
                 norms.append(self._one_update(part, objective, plan, ledger, info))
         self.policy.after_step(info.step)
+        ledger = ledger.merged(self.policy.group)
         loss = ledger.loss / len(norms)
         return UpdateReport(
             step=info.step,
@@ -117,12 +145,14 @@ class Trainer:
     def _one_update(
         self, batch: Batch, objective: Objective, plan: ForwardPlan, ledger: Ledger, info: StepInfo
     ) -> float:
-        totals = _totals(batch)
-        for micro in micro_batches(batch, self.options.micro_batch_tokens):
+        totals, own = _totals(batch), self._own_micro_batches(batch)
+        num_idle = self.policy.group.most(len(own)) - len(own)
+        for micro in own:
             view = self.policy.forward(micro, plan)
             terms = objective(view, micro)
             loss = sum_terms(terms, totals, micro.correction)
             loss.backward()
+            self.optimizer.collect()
             ledger.add(float(loss.detach()), terms)
             if not ledger.updated and bool(micro.sampler_logprobs.any()):
                 # How far engine and trainer disagree; 0 in exact arithmetic while on policy.
@@ -135,8 +165,12 @@ class Trainer:
             if view.entropy is not None:
                 weights = micro.completion_mask.float()
                 ledger.add_metric("entropy", Metric(values=view.entropy, weights=weights))
+        for _ in range(num_idle):  # the others still compute, and wait for this process
+            self.policy.idle(batch).backward()
+            self.optimizer.collect()
         clip = self.options.grad_clip or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(list(self._named.values()), clip))
+        found = torch.nn.utils.clip_grad_norm_(list(self.optimizer.stepped.values()), clip)
+        norm = float(whole(found))
         if not math.isfinite(norm):
             self.optimizer.zero_grad(set_to_none=True)
             raise DistillError(
@@ -148,29 +182,26 @@ class Trainer:
         ledger.updated = True
         return norm
 
+    def _own_micro_batches(self, batch: Batch) -> list[Batch]:
+        """Those that this process computes: of several, each takes its share of the trained rows,
+        dealt out by length."""
+        group, limit = self.policy.group, self.options.micro_batch_tokens
+        if not group.is_alone:
+            lengths = batch.attention_mask.sum(1)
+            trained = batch.completion_mask.any(1)
+            order = [int(i) for i in lengths.argsort(stable=True) if bool(trained[i])]
+            batch = batch.select(torch.tensor(sorted(group.deal(order)), dtype=torch.long))
+        return list(micro_batches(batch, limit))
+
     # -- resume ------------------------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Optimizer state by parameter name, ready for a safetensors file."""
-        names = {id(p): name for name, p in self._named.items()}
-        out = {}
-        for parameter, entry in self.optimizer.state.items():
-            for key, value in entry.items():
-                out[f"{key}/{names[id(parameter)]}"] = value.detach().contiguous()
-        return out
+        return optimizers.state_tensors(self.optimizer, self._named)
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Inverse of `state_tensors`. Raises DistillError for foreign parameter names."""
-        unknown = {n.split("/", 1)[1] for n in tensors} - set(self._named)
-        if unknown:
-            raise DistillError(
-                f"the optimizer state holds {len(unknown)} parameters that this model does not "
-                f"have (first: {sorted(unknown)[0]}); the checkpoint belongs to another model"
-            )
-        for name, tensor in tensors.items():
-            key, parameter = name.split("/", 1)
-            owner = self._named[parameter]
-            self.optimizer.state[owner][key] = tensor.to(owner.device, copy=True)
+        optimizers.load_state_tensors(self.optimizer, self._named, tensors)
 
 
 def sum_terms(
@@ -225,6 +256,21 @@ def _num_rows(batch: Batch, mask: Tensor, weights: Tensor) -> float:
     weighed, sampled = (weights > 0).any(1), batch.row_sampled
     counts = torch.where(sampled, (weighed & sampled).any(), (weighed & ~sampled).any())
     return float((mask.any(1) & counts).sum())
+
+
+def _digest(batch: Batch) -> str:
+    """Equal for batches of the same rows, rewards and scores."""
+    tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    for role, target in batch.targets.items():
+        if isinstance(target, TokenScores):
+            tensors |= {f"{role}/{f.name}": getattr(target, f.name) for f in fields(target)}
+    tensors |= batch.signals
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        if isinstance(tensors[name], Tensor):
+            found.update(name.encode())
+            found.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def _minibatches(batch: Batch, count: int) -> Sequence[Batch]:

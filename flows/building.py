@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
+from distill.ahead import Ahead
 from distill.config import Config, Stage
 from distill.correction import Correction
 from distill.curriculum.samplers import (
@@ -18,11 +18,10 @@ from distill.curriculum.samplers import (
     keyed_uniform,
     steps_for,
 )
-from distill.engines.hf import HFEngine
 from distill.engines.refreshed import RefreshedEngine
 from distill.errors import DataError
 from distill.notes import STEP_SKILL
-from distill.objectives.base import Objective, on_policy_share
+from distill.objectives.base import Objective, num_candidates, on_policy_share
 from distill.parts import Leaks, Parts
 from distill.protocols import RolloutEngine, View
 from distill.rollout import collect
@@ -30,27 +29,16 @@ from distill.rows import mixed_groups
 from distill.sections import Named
 from distill.segments import stored
 from distill.trainer import Trainer, TrainerOptions
-from distill.types import CheckpointRef, Rollout, Task, TeacherView
+from distill.types import Rollout, Task, TeacherView
 from distill.worked import demonstrate
 from flows import banking, compatibility, keeping, recorded, teaching, wiring
+from flows.engines import student_engine
 from flows.evolving import StageBank
 from flows.hindsight import build_hindsight
-from flows.night import Night, Student
+from flows.night import Night, Student, live_ref
 from flows.recorded import CHECKED_TASKS
 from flows.warmup import worked_rows
 from teachers.leaks import PHRASES, WORLD_PHRASES, measure
-
-
-def live_ref(student: Student, step: int) -> CheckpointRef:
-    """Names the weights in memory, for engines that share them."""
-    return CheckpointRef(
-        path=Path("live"),
-        step=step,
-        policy_version=step,
-        base=student.policy.base,
-        kind=student.policy.kind,
-        digest="live",
-    )
 
 
 def trainer_options(config: Config) -> TrainerOptions:
@@ -67,21 +55,24 @@ def trainer_options(config: Config) -> TrainerOptions:
         micro_batch_tokens=trainer.micro_batch_tokens,
         epochs=trainer.epochs,
         minibatches=trainer.minibatches,
+        master_weights=trainer.master_weights,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        offload=trainer.offload,
     )
 
 
-def build_engine(config: Config, student: Student, sampler: TaskSampler) -> RolloutEngine:
+def build_engine(
+    night: Night, config: Config, student: Student, sampler: TaskSampler
+) -> RolloutEngine:
     """Samples from the student itself or, with `sampling.refresh`, from a copy that is renewed
     every so many steps and before the first step of a further stage of a curriculum."""
-    options, every = wiring.engine_options(config), config.sampling.refresh
-    pad_id = student.chat.pad_id
+    every = config.sampling.refresh
     if not every:
-        return HFEngine(student.policy, pad_id=pad_id, max_batch=options.max_batch)
+        return student_engine(night, config, student)
     return RefreshedEngine(
         student.policy,
+        make=lambda role: student_engine(night, config, student, role=role),
         is_due=lambda step: step % every == 0 or sampler.enters_stage(step + 1),
-        pad_id=pad_id,
-        max_batch=options.max_batch,
     )
 
 
@@ -141,28 +132,40 @@ def _acting_parts(
     """Those of a stage in which the student acts."""
     config, objective = night.config.for_stage(stage), shared["objective"]
     env, key = wiring.build_env(config, night.locate), night.key(stage.name)
-    engine, sampling = build_engine(config, student, sampler), wiring.sampling_of(config)
+    engine = build_engine(night, config, student, sampler)
+    sampling = wiring.sampling_of(config)
 
     def play(tasks: Sequence[Task], key: str, num_samples: int) -> list[Rollout]:
         asked, turns = replace(sampling, num_samples=num_samples), wiring.turns_of(config)
         return collect(tasks, env, engine, student.chat, asked, key=key, turns=turns)
 
     skills = banking.stage_bank(night, stage, student, env, play)
-    actor = _Actor(
-        sampler=sampler,
-        act=lambda tasks, key: play(tasks, key, sampling.num_samples),
+
+    def acting() -> _Actor:
+        return _Actor(
+            sampler=sampler,
+            act=lambda tasks, key: play(tasks, key, sampling.num_samples),
+            student=student,
+            key=key,
+            objective=objective,
+            skills=skills,
+            picky=recorded.is_recorded(config),
+        )
+
+    actor = acting()
+    built = teaching.Surroundings(
+        config=config,
         student=student,
-        key=key,
-        objective=objective,
-        skills=skills,
-        picky=recorded.is_recorded(config),
+        locate=night.locate,
+        candidates=num_candidates(objective),
+        cache=night.home / "cache" / "scores",
     )
-    built = teaching.Surroundings(config=config, student=student, locate=night.locate)
     teacher = built.teacher()
     return Parts(
         tasks=actor.tasks,
         rows=actor.rows,
         engine=engine,
+        ahead=_ahead(acting(), shared["num_steps"]) if config.sampling.overlap else None,
         publish=lambda step: live_ref(student, step),
         teacher=teacher,
         view=wiring.build_view(config, student.chat, actor.shown_task) if teacher else None,
@@ -178,6 +181,11 @@ def _acting_parts(
         num_groups=config.trainer.batch if actor.rounds else 0,
         **shared,
     )
+
+
+def _ahead(actor: _Actor, num_steps: int) -> Ahead:
+    """Samples one step ahead. It remembers its own step, so the actor must be one of its own."""
+    return Ahead(lambda step: actor.rows(actor.tasks(step), step), num_steps=num_steps)
 
 
 def tasks_at(night: Night, stage: Stage) -> Callable[[int], list[Task]]:

@@ -26,6 +26,7 @@ from flows import (
     cli_runs,
     cli_setup,
     cli_skills,
+    cli_teacher,
 )
 from flows.identity import foreign_packages
 from flows.output import say
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 for _module in (
     *(cli_night, cli_compare, cli_models, cli_skills, cli_logs, cli_curriculum, cli_forget),
-    *(cli_runs, cli_bench, cli_setup),
+    *(cli_runs, cli_bench, cli_setup, cli_teacher),
 ):
     _module.register(app)
 

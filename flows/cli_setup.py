@@ -38,13 +38,25 @@ def init(
     say(f"edit it, then: distill config check {name}; distill nightly {name}")
 
 
-def doctor(arguments: Arguments = None, as_json: Json = False, home: Home = Path()) -> int:
-    """Check this machine, and with a configuration its models, tokenizers and teachers."""
+def doctor(
+    arguments: Arguments = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also run the real models, engines and rehearsals.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="GPU that memory and time are estimated for, such as H200.")
+    ] = "",
+    as_json: Json = False,
+    home: Home = Path(),
+) -> int:
+    """Check this machine, and with a configuration its models, teachers, data and engines.
+
+    Exit code 20 when a check failed."""
     from flows.configs import load_config
     from flows.doctor import examine
 
     config = load_config(arguments) if arguments else None
-    checks = examine(config, home)
+    checks = examine(config, home, full=full, device=device)
     if as_json:
         print_json(checks)
     else:

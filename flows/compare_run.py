@@ -31,14 +31,14 @@ from distill.types import EvalReport
 from evals.compare_page_facts import Ends, Point, Range, Run, Speed
 from flows.acting import SkillPrompts
 from flows.banking import eval_prompts
-from flows.building import build_parts, live_ref, trainer_options
+from flows.building import build_parts, trainer_options
 from flows.compare_config import Comparison
 from flows.compare_places import Bout, Places
 from flows.compare_suite import Suite
 from flows.configs import to_toml
 from flows.judging import peak_rss_bytes
 from flows.keeping import Learned, read_learned
-from flows.night import Student, load_student, set_threads
+from flows.night import Student, live_ref, load_student, set_threads
 from flows.progress import Progress
 from flows.training import metrics_row
 

@@ -1,26 +1,26 @@
-"""`distill doctor`: is this machine ready, and do the models of a configuration fit together?"""
+"""`distill doctor`: is this machine ready, and do the parts of a configuration fit together?
+
+The quick checks load tokenizers and headers, never weights; a night begins with them. The others,
+asked for with `--full`, run the real models, engines and rehearsals.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
-from distill.config import STAGE_PREFIX, Config
+from distill.config import Config
 from distill.errors import DistillError, PreflightError
-from distill.rundir import read_json
-from distill.types import Message
+from flows.doctor_checks import Check as Check
+from flows.doctor_checks import Finding, Load, Rule, Subject, guarded, ok
 from flows.identity import foreign_packages, places
 
-Status = Literal["ok", "warn", "fail"]
-Finding = tuple[Status, str, str]
-"""Status, detail, advice."""
+logger = logging.getLogger(__name__)
 
 REQUIRED = (
     "torch",
@@ -36,39 +36,162 @@ REQUIRED = (
     "wandb",
     "prefect",
 )
-DISK_FAIL = 200 * 2**20
-"""Bytes; a night of the smallest preset writes less than that."""
-DISK_WARN = 5 * 2**30
+SAME_TOKENS = ("model", "teacher", "reference", "data")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One finding. `advice` says what to do; empty when there is nothing to do."""
+def examine(
+    config: Config | None, home: Path, *, full: bool = False, device: str = ""
+) -> list[Check]:
+    """Every check of the machine; with a configuration those of its stages too.
 
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
+    `device` names a GPU that memory and time are estimated for; empty takes the one that is there.
+    """
+    if config is None:
+        return [*machine(home), _devices()]
+    from flows import wiring
+    from flows.doctor_models import loader
+
+    def settled() -> list[Finding]:
+        wiring.check(config)
+        return [ok(f"{len(config.stages)} stages, digest {config.digest()[:12]}")]
+
+    load = loader(config, home)
+    checks = [*machine(home, _space(config, home, load)), _devices()]
+    checks += guarded("configuration", settled)
+    return checks + stages(config, home, load, full=full, device=device)
 
 
-def examine(config: Config | None, home: Path) -> list[Check]:
-    """Every check of the machine; with a configuration those of its models and data too."""
-    checks = [*machine(home), _devices()]
-    if config is not None:
-        checks += models(config, home)
+def machine(home: Path, needed: int = 0) -> list[Check]:
+    """Python, packages, where ours are, and a disk with room for `needed` bytes. Loads nothing
+    heavy."""
+    from flows.doctor_resources import check_disk
+
+    return [_python(), _origin(), _required(), *check_disk(home, needed)]
+
+
+def require_ready(home: Path, config: Config | None = None) -> None:
+    """PreflightError with the first quick check that fails: those of the machine and, with a
+    configuration, those of its stages. Warnings are logged."""
+    if config is None:
+        checks = machine(home)
+    else:
+        from flows.doctor_models import loader
+
+        load = loader(config, home)
+        checks = machine(home, _space(config, home, load))
+        if not any(check.status == "fail" for check in checks):
+            checks += stages(config, home, load)
+    for check in checks:
+        line = "; ".join(filter(None, (f"{check.name}: {check.detail}", check.advice)))
+        if check.status == "fail":
+            raise PreflightError(line)
+        if check.status == "warn":
+            logger.info("%s", line)
+
+
+def _space(config: Config, home: Path, load: Load) -> int:
+    from flows.doctor_resources import space_needed
+
+    try:
+        return space_needed(config, home, load)
+    except DistillError:
+        return 0  # a model that cannot be found is a failure of its own
+
+
+def stages(
+    config: Config, home: Path, load: Load, *, full: bool = False, device: str = ""
+) -> list[Check]:
+    """The checks of every stage's model, teacher, data and engine. Stages that agree on what a
+    check reads are checked once, under the name of the first."""
+    seen, checks = set[str](), list[Check]()
+    subjects = [
+        Subject(
+            name=stage.name,
+            own=config.for_stage(stage),
+            config=config,
+            home=home,
+            load=load,
+            device=device,
+        )
+        for stage in config.stages
+    ] or [Subject(name="model", own=config, config=config, home=home, load=load, device=device)]
+    try:
+        for subject in subjects:
+            checks += _stage(subject, _rules(full), seen)
+        if full and any(stage.target == "student" for stage in config.stages):
+            last = config.last_student().name
+            checks += _rehearsals(next(s for s in subjects if s.name == last))
+    finally:
+        if full:
+            from flows.doctor_engines import close_all
+
+            close_all([subject.room for subject in subjects])
     return checks
 
 
-def machine(home: Path) -> list[Check]:
-    """The quick checks, which load nothing heavy: Python, packages, where ours are, disk."""
-    return [_python(), _origin(), _required(), _disk(home)]
+def _stage(subject: Subject, rules: Sequence[Rule], seen: set[str]) -> list[Check]:
+    checks: list[Check] = []
+    broken = False
+    table = subject.own.to_dict() | {"tokens": subject.tokens}
+    for rule in rules:
+        key = json.dumps([rule.name, [table[name] for name in rule.reads]])
+        if key in seen or (broken and rule.needs_model):
+            continue
+        seen.add(key)
+        found = guarded(f"{subject.name}: {rule.name}", partial(rule.run, subject))
+        if rule.name == "model":
+            broken = any(check.status == "fail" for check in found)
+        checks += found
+    return checks
 
 
-def require_ready(home: Path) -> None:
-    """PreflightError with the first quick check that fails."""
-    for check in machine(home):
-        if check.status == "fail":
-            raise PreflightError(f"{check.name}: {check.detail}; {check.advice}")
+def _rules(full: bool) -> list[Rule]:
+    from flows import (
+        doctor_data,
+        doctor_models,
+        doctor_resources,
+        doctor_scoring,
+        doctor_teachers,
+        doctor_tokens,
+    )
+
+    path = ("model", "engine", "teacher", "reference", "objective", "sampling", "data")
+    rules = [
+        Rule("data", doctor_data.check_data, ("data",), needs_model=False),
+        Rule("model", doctor_models.check_model, ("tokens",)),
+        Rule("template", doctor_tokens.check_template, ("tokens",)),
+        Rule("stop set", doctor_tokens.check_stop_set, ("tokens",)),
+        Rule("teacher", doctor_teachers.check_teacher, SAME_TOKENS, needs_model=False),
+        Rule("adapter", doctor_models.check_adapter, SAME_TOKENS),
+        Rule("prompts", doctor_data.check_prompts, ("tokens", "data", "sampling")),
+        Rule("sampling", doctor_scoring.check_sampling, ("sampling", "teacher")),
+        Rule(
+            "servers", doctor_scoring.check_servers, ("engine", "teacher", "reference", "analyst")
+        ),
+        Rule("scorer", doctor_scoring.check_handshake, path),
+        Rule("equal teacher", doctor_scoring.check_equal_teacher, path),
+        Rule("memory and time", doctor_resources.check_fits, (*path, "trainer")),
+    ]
+    if full:
+        from flows import doctor_engines
+
+        rules += [
+            Rule("weights", doctor_models.check_finite, ("model", "teacher", "reference")),
+            Rule("scorer in two orders", doctor_scoring.check_orders, path),
+            Rule("engine and trainer", doctor_engines.check_agreement, path),
+            Rule("delivery", doctor_engines.check_canary, path),
+            Rule("equal teacher, real", doctor_scoring.check_equal_teacher_full, path),
+        ]
+    return rules
+
+
+def _rehearsals(subject: Subject) -> list[Check]:
+    from flows import doctor_rehearsals
+
+    return [
+        *guarded("resume rehearsal", partial(doctor_rehearsals.check_resume, subject)),
+        *guarded("gate rehearsal", partial(doctor_rehearsals.check_gate, subject)),
+    ]
 
 
 def _origin() -> Check:
@@ -111,25 +234,6 @@ def _required() -> Check:
     return Check(name="packages", status="ok", detail=listed)
 
 
-def _disk(home: Path) -> Check:
-    place = home.resolve()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        advice = "choose another folder with --home or run.home"
-        return Check(name="disk", status="fail", detail=f"{place} is no folder", advice=advice)
-    free = shutil.disk_usage(place).free
-    detail = f"{free / 2**30:.1f} GiB free for {home.resolve()}"
-    advice = "free some space, or choose another folder with run.home"
-    if not os.access(place, os.W_OK):
-        return Check(name="disk", status="fail", detail=f"{place} is not writable", advice=advice)
-    if free < DISK_FAIL:
-        return Check(name="disk", status="fail", detail=detail, advice=advice)
-    if free < DISK_WARN:
-        return Check(name="disk", status="warn", detail=detail, advice=advice)
-    return Check(name="disk", status="ok", detail=detail)
-
-
 def _devices() -> Check:
     try:
         import torch
@@ -138,109 +242,3 @@ def _devices() -> Check:
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     threads = f"{torch.get_num_threads()} CPU threads"
     return Check(name="device", status="ok", detail=", ".join([*names, threads]))
-
-
-def models(config: Config, home: Path) -> list[Check]:
-    """Tokenizer, template, stop set and vocabulary of every stage's model, and whether its teacher
-    reads the same tokens. Loads tokenizers, never weights."""
-    checks: list[Check] = []
-    seen: set[str] = set()
-    for own in [config.for_stage(stage) for stage in config.stages] or [config]:
-        name = own.stages[0].name if own.stages else "model"
-        data = json.dumps(own.to_dict()["data"])
-        if own.data.name and data not in seen:
-            seen.add(data)
-            checks += _guarded(f"{name}: data", partial(_data, own))
-        fingerprint = json.dumps([own.to_dict()["model"], own.to_dict()["teacher"]])
-        if fingerprint in seen:
-            continue
-        seen.add(fingerprint)
-        load = partial(_tokenizer, own=own, config=config, home=home)
-        checks += _guarded(f"{name}: model", partial(_model, own, load))
-        if own.teacher.name == "local":
-            checks += _guarded(f"{name}: teacher", partial(_teacher, own, load))
-    return checks
-
-
-def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Check]:
-    try:
-        found = check()
-    except DistillError as error:
-        found = [("fail", str(error), "")]
-    return [Check(name=name, status=s, detail=detail, advice=advice) for s, detail, advice in found]
-
-
-def _model(own: Config, load: Callable[[str], Loaded]) -> list[Finding]:
-    from distill.tokens import Chat
-
-    loaded = load(own.model.path)
-    tokenizer = loaded.tokenizer
-    chat = Chat(
-        tokenizer,
-        stop=own.model.stop,
-        eos_token_ids=loaded.eos_token_ids,
-        max_length=own.model.max_length,
-        template_kwargs=own.model.template_kwargs,
-    )
-    stops = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in chat.stop_token_ids)
-    found: list[Finding] = [("ok", f"{len(tokenizer)} tokens, replies end with {stops}", "")]
-    if loaded.vocab_size is not None and loaded.vocab_size < len(tokenizer):
-        detail = f"the tokenizer has {len(tokenizer)} tokens, the model {loaded.vocab_size}"
-        found.append(("fail", detail, "use the tokenizer that belongs to the weights"))
-    if not tokenizer.chat_template:
-        advice = "fine for a base model; a chat model needs its template in the tokenizer's folder"
-        found.append(("warn", "no chat template: messages are joined as they are", advice))
-    else:
-        text = chat.render([Message(role="user", content="Hello")])
-        found.append(("ok", f"chat template: {text!r}", ""))
-    return found
-
-
-def _data(own: Config) -> list[Finding]:
-    """Rows of the user's own table, read once; generated tasks need no look."""
-    from evals.envs.table import Table
-    from flows.wiring import build_env
-
-    env = build_env(own)
-    if not isinstance(env, Table):
-        return []
-    return [("ok", f"{env.path}: {len(env.tasks('train'))} tasks to train on", "")]
-
-
-def _teacher(own: Config, load: Callable[[str], Loaded]) -> list[Finding]:
-    from distill.tokens import require_same_tokenizer
-
-    path = str(own.teacher.options.get("path", ""))
-    if not path:
-        return [("ok", "an adapter of the student's own base", "")]
-    ours, theirs = load(own.model.path).tokenizer, load(path).tokenizer
-    require_same_tokenizer(ours, theirs, path)
-    return [("ok", f"{path} reads the same {len(theirs)} tokens", "")]
-
-
-class Loaded(NamedTuple):
-    tokenizer: Any
-    eos_token_ids: Sequence[int]
-    """Ends of a reply by the model's generation settings."""
-    vocab_size: int | None
-    """Rows of the model's output layer; None while the model is yet to be made."""
-
-
-def _tokenizer(path: str, *, own: Config, config: Config, home: Path) -> Loaded:
-    from distill.models import char_tokenizer, load_tokenizer
-    from distill.pretrained import resolve_model
-
-    if path.startswith(STAGE_PREFIX):
-        maker = config.for_stage(config.stage(path.removeprefix(STAGE_PREFIX)))
-        return _tokenizer(maker.model.path, own=maker, config=config, home=home)
-    if not path:
-        from evals.envs.world import ALPHABET
-
-        return Loaded(char_tokenizer(ALPHABET), (), None)
-    revision = own.model.revision if path == own.model.path else None
-    folder = Path(resolve_model(path, home=home, revision=revision).dir_or_id)
-    tokenizer = load_tokenizer(str(folder), trust_remote_code=own.model.trust_remote_code)
-    settings = folder / "generation_config.json"
-    eos = read_json(settings).get("eos_token_id") if settings.exists() else None
-    vocab_size = read_json(folder / "config.json").get("vocab_size")
-    return Loaded(tokenizer, [eos] if isinstance(eos, int) else eos or (), vocab_size)

@@ -15,6 +15,7 @@ from distill.engines.hf import HFEngine
 from distill.errors import ConfigError
 from distill.models import checkpoint_ref
 from distill.policy import STUDENT, Policy
+from distill.protocols import RolloutEngine
 from distill.rows import dialogue, trajectories
 from distill.rundir import from_json, read_json, read_jsonl, to_json, write_json
 from distill.types import CheckpointRef, EvalReport, Reason, Rollout, Split, Task, Verdict
@@ -23,6 +24,7 @@ from evals.report import build
 from evals.suite import EvalSettings, correctness, run_suite, select
 from flows import banking, curricula, registry, routed, teaching, wiring
 from flows.acting import SkillPrompts
+from flows.engines import loaded_engine
 from flows.night import Night, Student, base_name, load_student
 from flows.stages import read_result
 from teachers.local import LocalTeacher
@@ -48,9 +50,18 @@ def evaluate(night: Night, who: Who) -> EvalReport | None:
     if who != "teacher":
         stage = night.student_stages[-1]
         prompts = banking.eval_prompts(night, config, stage, student, start=who == "before")
-    report = run_report(
-        config, student, policy, role, name, samples_path=_samples_path(night, who), prompts=prompts
-    )
+    if who == "teacher":  # it acts in this process, whatever engine the student has
+        engine: RolloutEngine = HFEngine(
+            policy, role=role, pad_id=student.chat.pad_id, max_batch=config.evals.max_batch
+        )
+    else:
+        engine = loaded_engine(night, config, student, max_batch=config.evals.max_batch)
+    try:
+        report = run_report(
+            config, student, engine, name, samples_path=_samples_path(night, who), prompts=prompts
+        )
+    finally:
+        engine.close()
     write_json(path, report)
     night.progress.stage_done(f"evaluate {who}", report.seconds, _accuracy(report))
     return report
@@ -59,23 +70,19 @@ def evaluate(night: Night, who: Who) -> EvalReport | None:
 def run_report(
     config: Config,
     student: Student,
-    policy: Policy,
-    role: str,
+    engine: RolloutEngine,
     name: str,
     *,
     split: Split = "gate",
     samples_path: Path | None = None,
     prompts: SkillPrompts | None = None,
 ) -> EvalReport:
-    """Evaluate one role of a policy on a split, with skills where `prompts` shows some, and keep a
-    few replies."""
+    """Evaluate what an engine samples from on a split, with skills where `prompts` shows some, and
+    keep a few replies."""
     env = wiring.build_env(config)
     tasks = select(env, split, config.evals.tasks_per_domain)
     if prompts is not None:
         tasks = prompts.show(tasks).tasks
-    engine = HFEngine(
-        policy, role=role, pad_id=student.chat.pad_id, max_batch=config.evals.max_batch
-    )
     evaluation = run_suite(
         engine,
         env,

@@ -83,7 +83,7 @@ def open_run(
     run, or when the run belongs to another configuration. A new run that a wrong configuration or
     wrong data stopped before any training leaves no folder behind.
     """
-    require_ready(resume.home if resume else Path(config.run.home))
+    require_ready(resume.home if resume else Path(config.run.home), config)
     if resume is not None:
         resume.check_config(config)
     run = resume or RunDir.create(Path(config.run.home), config.run.preset)

@@ -17,6 +17,7 @@ from distill.models import (
     build_model,
     char_tokenizer,
     checkpoint_ref,
+    choose_attention,
     eos_token_ids,
     load_adapter,
     load_model,
@@ -50,6 +51,18 @@ class Student:
 
     policy: Policy
     chat: Chat
+
+
+def live_ref(student: Student, step: int) -> CheckpointRef:
+    """Names the weights in memory, for engines that share them."""
+    return CheckpointRef(
+        path=Path("live"),
+        step=step,
+        policy_version=step,
+        base=student.policy.base,
+        kind=student.policy.kind,
+        digest="live",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,6 +263,8 @@ def base_name(config: Config) -> str:
 
 def load_student(night: Night, config: Config, weights: Path | None) -> Student:
     """The policy of a stage: saved weights (full or adapter), or what the configuration says."""
+    import torch
+
     model_config = config.model
     source = weights if model_config.kind == "full" else None
     if source is None and model_config.path:
@@ -259,8 +274,9 @@ def load_student(night: Night, config: Config, weights: Path | None) -> Student:
         tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
         model = load_model(str(source), dtype=model_config.dtype, trust_remote_code=trust)
     else:
-        tokenizer, model = _built(config)
-    model = model.to(pick_device(model_config.device))
+        tokenizer, model = built(config)
+        model = model.to(dtype=getattr(torch, model_config.dtype))
+    model = choose_attention(model.to(pick_device(model_config.device)), model_config.attention)
     if model_config.kind == "adapter":
         model = _with_adapter(model, config, weights)
     require_known_head(model.eval())
@@ -282,7 +298,8 @@ def load_student(night: Night, config: Config, weights: Path | None) -> Student:
     return Student(policy=policy, chat=chat)
 
 
-def _built(config: Config) -> tuple[Any, Any]:
+def built(config: Config) -> tuple[Any, Any]:
+    """Tokenizer and model that the configuration describes, freshly made."""
     from evals.envs.world import ALPHABET
 
     if config.model.build is None:

@@ -23,6 +23,7 @@ from distill.rundir import RunDir
 from distill.types import Verdict
 from evals.report import build
 from flows import judging, registry, wiring
+from flows.engines import close_engines
 from flows.launch import FAILED
 from flows.night import Night, begin, register_start, set_threads
 from flows.orphans import end_orphans, record_as_they_start
@@ -81,6 +82,8 @@ def run_nightly(config: Config, *, run: RunDir, progress: Progress) -> Verdict:
             run.add_event(FAILED, error=str(error))
             _report_failure(run)
             raise
+        finally:
+            close_engines()
         verdict = judging.judge(night)
         run.add_event("finished", verdict=verdict.decision)
     return verdict

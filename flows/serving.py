@@ -107,7 +107,7 @@ def _answer(config: Config, student: Student, policy: Policy, role: str) -> Answ
         policy,
         role=role,
         pad_id=student.chat.pad_id,
-        max_batch=wiring.engine_options(config).max_batch,
+        max_batch=config.evals.max_batch,
     )
     sampling = Sampling(
         num_samples=1,

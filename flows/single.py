@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.config import Config, Stage
-from distill.engines.hf import HFEngine
 from distill.errors import ConfigError
 from distill.models import checkpoint_ref
-from distill.policy import STUDENT
 from distill.rundir import RunDir
 from distill.types import (
     EvalReport,
@@ -22,6 +20,7 @@ from distill.types import (
 )
 from flows import judging, registry, teaching
 from flows.banking import eval_prompts
+from flows.engines import close_engines, loaded_engine
 from flows.night import Night, base_name, begin, load_student, prepare_start, set_threads
 from flows.progress import NoProgress, Progress
 from flows.stages import run_stage
@@ -73,8 +72,12 @@ def sample(
         stop_token_ids=student.chat.stop_token_ids,
         keys=(prompt,),
     )
-    engine = HFEngine(student.policy, pad_id=student.chat.pad_id)
-    completion = engine.generate([ids], sampling)[0][0]
+    engine = loaded_engine(night, config, student)
+    try:
+        completion = engine.generate([ids], sampling)[0][0]
+    finally:
+        engine.close()
+        close_engines()
     names = student.chat.tokenizer.convert_ids_to_tokens(list(completion.token_ids))
     tokens: list[dict[str, Any]] = [
         {"token": name, "logprob": round(logprob, 4)}
@@ -111,6 +114,9 @@ def evaluate_checkpoint(
     student = load_student(night, config, weights)
     digest = checkpoint_ref(weights, base=base_name(config)).digest
     prompts = eval_prompts(night, config, stage, student, start=False, pinned=bank)
-    return judging.run_report(
-        config, student, student.policy, STUDENT, digest, split=split, prompts=prompts
-    )
+    engine = loaded_engine(night, config, student, max_batch=config.evals.max_batch)
+    try:
+        return judging.run_report(config, student, engine, digest, split=split, prompts=prompts)
+    finally:
+        engine.close()
+        close_engines()

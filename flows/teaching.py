@@ -13,6 +13,7 @@ from distill.followers import FollowerSpec
 from distill.objectives.base import Objective
 from distill.policy import BASE, STUDENT, Policy
 from distill.protocols import Teacher
+from distill.rundir import digest_json
 from distill.sections import Named
 from distill.tables import coerce
 from distill.types import Task
@@ -26,6 +27,9 @@ from flows.texting import (
     require_scoring,
 )
 from teachers.black_box import BlackBoxOptions
+from teachers.remote_options import RemoteOptions
+from teachers.server import CAPABILITIES as SERVER
+from teachers.server import ServerTeacherOptions
 
 if TYPE_CHECKING:
     from teachers.audit import Auditor
@@ -46,6 +50,12 @@ class LocalOptions:
     """A folder or `stage:NAME` with an adapter of the student's base model."""
     revision: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantize: Literal["none", "int8", "int4"] = "none"
+    """Fewer bits per weight; needs the extra `quant`."""
+    cache: bool = False
+    """Keep scores under `cache/scores` of the home folder and never compute the same ones again."""
+    cache_gib: float = 8.0
+    """Most that the cache may hold; the oldest scores go first."""
 
     def __post_init__(self) -> None:
         if not (self.path or self.adapter):
@@ -53,6 +63,13 @@ class LocalOptions:
                 'the option path is missing: "local" needs a model, or an adapter of the '
                 "student's base"
             )
+        if self.adapter and (self.quantize != "none" or self.cache):
+            raise ConfigError(
+                "teacher.quantize and teacher.cache are for a model of its own; an adapter shares "
+                "the student's base"
+            )
+        if not self.cache_gib > 0:
+            raise ConfigError(f"teacher.cache_gib must be positive, got {self.cache_gib:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +124,8 @@ TEACHERS: dict[str, type[Any]] = {
     "self_teacher": SelfOptions,
     "routed": RoutedOptions,
     "mixture": MixtureOptions,
+    "server": ServerTeacherOptions,
+    "remote": RemoteOptions,
     "black_box": BlackBoxOptions,
     "text": LocalTextOptions,
 }
@@ -135,8 +154,10 @@ def nested(table: Mapping[str, Any], section: str, config: Config) -> list[tuple
 
 def capabilities(config: Config, options: Any, section: str = "teacher") -> frozenset[str]:
     """What a teacher with these options can do."""
-    if isinstance(options, LocalOptions | SelfOptions):
+    if isinstance(options, LocalOptions | SelfOptions | RemoteOptions):
         return EVERYTHING
+    if isinstance(options, ServerTeacherOptions):
+        return SERVER
     if isinstance(options, BlackBoxOptions | LocalTextOptions):
         return TEXT
     if isinstance(options, RoutedOptions | MixtureOptions):
@@ -155,6 +176,10 @@ class Surroundings:
     config: Config
     student: Student
     locate: Locate
+    candidates: int = 0
+    """Entries per position that a step will ask of a teacher."""
+    cache: Path | None = None
+    """Where scores of frozen teachers are kept, for those that ask for it; None keeps none."""
 
     def teacher(self) -> Teacher | None:
         """The teacher that scores; None without one, and for one that only writes text."""
@@ -201,8 +226,45 @@ class Surroundings:
             ]
             made_parts = [self._build(o, f"{label}_{name}") for name, o in inner]
             return MixtureTeacher(made_parts, weights=weights, name=label)
+        if isinstance(options, ServerTeacherOptions):
+            return self._server(options)
+        if isinstance(options, RemoteOptions):
+            return self._remote(options, label)
         own: Teacher = options
         return own
+
+    def _server(self, options: ServerTeacherOptions) -> Teacher:
+        from teachers.server import ServerTeacher
+
+        policy = self.student.policy
+        return ServerTeacher(
+            options,
+            num_ids=policy.head().vocab_size,
+            k=self.candidates,
+            temperature=policy.temperature,
+            tokenizer=self.student.chat.tokenizer,
+        )
+
+    def _remote(self, options: RemoteOptions, label: str) -> Teacher:
+        from teachers.remote import RemoteTeacher
+
+        policy = self.student.policy
+        made = RemoteTeacher(
+            options,
+            tokenizer=self.student.chat.tokenizer,
+            num_ids=policy.head().vocab_size,
+            temperature=policy.temperature,
+            device=policy.device,
+            label=label,
+        )
+        return self._cached(made, options.cache, made.identity, options.cache_gib)
+
+    def _cached(self, teacher: Teacher, wanted: bool, key: str, max_gib: float) -> Teacher:
+        if not wanted or self.cache is None:
+            return teacher
+        from teachers.cache import CachedTeacher
+
+        return CachedTeacher(teacher, self.cache, key, max_gib=max_gib)
 
     def _self(self, options: SelfOptions) -> Teacher:
         from teachers.mixture import TrustRegionTeacher
@@ -221,20 +283,25 @@ class Surroundings:
 
     def _local(self, options: LocalOptions, label: str) -> Teacher:
         from distill.body import require_known_head
-        from distill.models import adapter_dir, load_model, load_tokenizer
+        from distill.models import adapter_dir, load_tokenizer
         from distill.tokens import require_same_tokenizer
+        from flows.local_teachers import load_frozen, weights_digest
         from teachers.local import LocalTeacher
 
         policy, chat = self.student.policy, self.student.chat
         if options.adapter:
             made_here = options.adapter.startswith(STAGE_PREFIX)
             place = self.locate(options.adapter, None) if made_here else Path(options.adapter)
-            role = policy.add_adapter(label, adapter_dir(place))
+            # Numbered: names of nested tables may coincide, and one would replace the other.
+            number = len(getattr(policy.model, "peft_config", ()))
+            role = policy.add_adapter(f"teacher{number}", adapter_dir(place))
             return LocalTeacher(policy, name=options.adapter, role=role)
         folder = self.locate(options.path, options.revision)
         require_same_tokenizer(chat.tokenizer, load_tokenizer(str(folder)), options.path)
         frozen = Policy(
-            load_model(str(folder), dtype=options.dtype).to(policy.device),
+            load_frozen(
+                folder, dtype=options.dtype, quantize=options.quantize, device=policy.device
+            ),
             base=options.path,
             trainable=False,
             temperature=policy.temperature,
@@ -243,7 +310,12 @@ class Surroundings:
         widths = {frozen.head().vocab_size, policy.head().vocab_size}
         # Padding rows of one side are no tokens of the other: only the shared ids are compared.
         shared = None if len(widths) == 1 else min(len(chat.tokenizer), *widths)
-        return LocalTeacher(frozen, name=options.path, num_ids=shared)
+        made = LocalTeacher(frozen, name=options.path, num_ids=shared)
+        if not options.cache:
+            return made
+        weights = weights_digest(folder, dtype=options.dtype, quantize=options.quantize)
+        key = digest_json([weights, shared, policy.temperature])
+        return self._cached(made, True, key, options.cache_gib)
 
 
 def build_teacher(config: Config, student: Student, locate: Locate) -> Teacher | None:

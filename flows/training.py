@@ -7,17 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from distill.checkpoint import (
-    Progress,
-    drop_after,
-    load_newest,
-    prune,
-    save_checkpoint,
-    write_manifest,
-)
+from distill import parallel
+from distill.checkpoint import Keeper, Progress, drop_after, prune, write_manifest, write_weights
 from distill.config import Config, Stage
 from distill.errors import CollapseError, DistillError
-from distill.models import save_weights
 from distill.monitor import Collapse, Monitor
 from distill.objectives.base import option_of
 from distill.protocols import Tracker
@@ -26,9 +19,10 @@ from distill.segments import Segments
 from distill.step import Once, Parts, StepReport, just_run, on_policy_step
 from distill.tracking import FanOut, JsonlTracker, WandbTracker
 from distill.trainer import Trainer
-from flows.building import build_parts, live_ref, trainer_options
+from flows import together
+from flows.building import build_parts, trainer_options
 from flows.keeping import Learned, read_learned
-from flows.night import Night, Student, load_student
+from flows.night import Night, Student, live_ref, load_student
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +80,26 @@ def _attempt(
     folder = night.run.stage_dir(stage.name)
     if back is not None:
         drop_after(folder, back.healthy_step)
-    student = load_student(night, config, first_weights(night, stage))
-    trainer = Trainer(student.policy, trainer_options(config))
+    together.announce(night, stage)
+    student, trainer, keeper = begin_stage(night, stage)
+    line = together.open_line(student, trainer, keeper)
     # Before the checkpoint is loaded: a self-teacher of full weights copies the first ones.
     parts = build_parts(night, stage, student, trainer)
-    progress = load_newest(folder, student.policy, trainer)
+    together.require_in_step(line, parts)
+    progress = keeper.load()
     if parts.sampler is not None:
         parts.sampler.restore(progress.sampler)
     tracker = open_tracker(night.run, config, stage.name)
     segments = Segments(folder, progress.step + 1) if stage.kind == "on_policy" else None
-    loop = _Loop(night=night, stage=stage, config=config, student=student, parts=parts, back=back)
+    loop = _Loop(
+        night=night,
+        stage=stage,
+        config=config,
+        student=student,
+        keeper=keeper,
+        parts=parts,
+        back=back,
+    )
     try:
         if announce:
             night.progress.stage_started(stage.name, loop.last)
@@ -107,13 +111,29 @@ def _attempt(
         tracker.close()
         if segments is not None:
             segments.close()
+        if parts.ahead is not None:
+            parts.ahead.close()
         if parts.engine is not None:
             parts.engine.close()
-    if collapse is not None:
-        return collapse
-    if back is not None and back.action == "fail":
-        raise _failure(back, loop.save(progress))
-    return _finish(loop, progress)
+    if collapse is None and fails:
+        assert back is not None
+        raise _failure(back, keeper.save(progress))
+    done = _finish(loop, progress) if collapse is None else collapse
+    together.close_line(line)
+    return done
+
+
+def begin_stage(night: Night, stage: Stage) -> tuple[Student, Trainer, Keeper]:
+    """The student of a stage with its first weights, spread over the processes where there are
+    several, what trains it, and what keeps its checkpoints."""
+    config = night.config.for_stage(stage)
+    student = load_student(night, config, first_weights(night, stage))
+    policy = student.policy
+    policy.shard(parallel.current())
+    trainer = Trainer(policy, trainer_options(config))
+    folder, tokenizer = night.run.stage_dir(stage.name), student.chat.tokenizer
+    keeper = Keeper(folder=folder, policy=policy, trainer=trainer, tokenizer=tokenizer)
+    return student, trainer, keeper
 
 
 def _finish(loop: _Loop, progress: Progress) -> StageResult:
@@ -136,7 +156,7 @@ def _finish(loop: _Loop, progress: Progress) -> StageResult:
         learned=read_learned(night.run.stage_dir(stage.name)),
     )
     with staged_dir(night.final(stage.name)) as partial:
-        save_weights(student.policy, student.chat.tokenizer, partial)
+        write_weights(student.policy, student.chat.tokenizer, partial)
         write_json(partial / "stage.json", result)
         write_manifest(partial)
     note = f"stopped after step {progress.step} of {loop.parts.num_steps}" if back else ""
@@ -160,6 +180,7 @@ class _Loop:
     stage: Stage
     config: Config
     student: Student
+    keeper: Keeper
     parts: Parts
     back: Collapse | None = None
     """Set when the steps before a collapse are repeated."""
@@ -184,7 +205,8 @@ class _Loop:
         while at.step < self.last:
             step = at.step + 1
             once: Once = segments.at(step) if segments is not None else just_run
-            report = on_policy_step(self.parts, step, once)
+            later = segments.later(step + 1) if segments is not None else None
+            report = on_policy_step(self.parts, step, once, later)
             row = metrics_row(report, self.parts.objective.name)
             found = monitor.watch(step, row, at.monitor)
             at = Progress(
@@ -207,7 +229,7 @@ class _Loop:
             if step < self.last and self._due(step - saved, time.monotonic() - saved_at):
                 if segments is not None:
                     segments.sync()
-                self.save(at)
+                self.keeper.save(at)
                 if not found.is_suspect:
                     # The newest weights have not been seen at work yet: one before them stays.
                     least = 2 if monitor.can_abort else 1
@@ -216,11 +238,6 @@ class _Loop:
         if segments is not None:
             segments.sync()
         return at, None
-
-    def save(self, at: Progress) -> Path:
-        """Write the checkpoint of a step."""
-        folder, chat = self.night.run.stage_dir(self.stage.name), self.student.chat
-        return save_checkpoint(folder, self.student.policy, self.parts.trainer, chat.tokenizer, at)
 
     def _due(self, steps: int, seconds: float) -> bool:
         rule = self.config.checkpoint

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from distill.config import Config, Stage
-from distill.engines.hf import HFEngine
 from distill.errors import DataError
 from distill.rollout import collect
 from distill.types import Rollout, Task
 from distill.worked import demonstrate
 from flows import banking, wiring
+from flows.engines import student_engine
 from flows.hindsight import analyst_options, build_analyst, question
-from flows.night import Night, Student
+from flows.night import Night, Student, live_ref
 
 Rows = Callable[[Sequence[Task], int], list[Rollout]]
 Told = Callable[[int], Mapping[str, float]]
@@ -64,8 +64,7 @@ class _Labels:
         self._analyst = analyst
         self._config, self._student, self._key = config, student, key
         self._env = wiring.build_env(config)
-        max_batch = wiring.engine_options(config).max_batch
-        self._engine = HFEngine(student.policy, pad_id=student.chat.pad_id, max_batch=max_batch)
+        self._engine = student_engine(night, config, student)
         self._asked = question(config, analyst_options(config), student)
         self._told: dict[int, Mapping[str, float]] = {}
 
@@ -79,6 +78,7 @@ class _Labels:
         from skills.hindsight.labels import label_tasks
 
         chat, by_id = self._student.chat, {t.id: t for t in tasks}
+        self._engine.load(live_ref(self._student, step - 1))
         acted = collect(
             tasks,
             self._env,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,9 @@ from distill.tables import coerce
 from distill.tokens import Chat
 from distill.types import Sampling
 from flows import compatibility
+from flows.engines import engine_options
 from flows.naming import INJECTED, construct, lookup, options_of
 from flows.shadowed import require_effect
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HFOptions:
-    """[engine] name = "hf": the exact reference engine in this process."""
-
-    max_batch: int = 256
-    """Replies generated at once."""
-
-
-ENGINES: dict[str, type[Any]] = {"hf": HFOptions}
 
 
 def check(config: Config) -> None:
@@ -88,6 +78,7 @@ def check_stage(config: Config, stage: Stage) -> None:
         return
     compatibility.check_on_policy(config, objective, where)
     compatibility.check_sampler(config, sampler, objective, where)
+    compatibility.check_overlap(config, sampler, objective, where)
     # Environments that say beforehand which domains their tasks have.
     known = () if is_made(config) else getattr(env, "domains", getattr(env, "generators", ()))
     compatibility.check_routes(config, known, where)
@@ -146,11 +137,6 @@ def judged(config: Config, shared: Config) -> Config:
     return (
         replace(config, data=shared.data) if config.data.name == compatibility.RECORDED else config
     )
-
-
-def engine_options(config: Config) -> HFOptions:
-    options: HFOptions = construct(config.engine, ENGINES, "engine", config)
-    return options
 
 
 def build_sampler_options(config: Config) -> Any:

@@ -47,7 +47,7 @@ def choose(
 
     Raises EngineError for an empty choice, and for one that does not end with a stop token.
     """
-    _check(choices, sampling)
+    check_choices(choices, sampling)
     flat = [ids for allowed in choices for ids in allowed]
     plain, recorded = _score(
         model,
@@ -64,7 +64,7 @@ def choose(
     for allowed, key in zip(choices, keys, strict=True):
         own = [next(rows) for _ in allowed]
         totals = torch.stack([plain[i, : len(flat[i])].double().sum() for i in own])
-        for index in _draw(totals, sampling, key):
+        for index in draw_choice(totals, sampling, key):
             row = own[index]
             out.append(
                 Completion(
@@ -76,7 +76,8 @@ def choose(
     return out
 
 
-def _draw(totals: Tensor, sampling: Sampling, key: str) -> list[int]:
+def draw_choice(totals: Tensor, sampling: Sampling, key: str) -> list[int]:
+    """Which reply each sample takes: log-probabilities of whole replies [k] float64 -> indices."""
     if sampling.temperature == 0:
         return [int(totals.argmax())] * sampling.num_samples
     cumulative = torch.softmax(totals / sampling.temperature, 0).cumsum(0)
@@ -85,7 +86,8 @@ def _draw(totals: Tensor, sampling: Sampling, key: str) -> list[int]:
     return [int(i) for i in found.clamp(max=len(totals) - 1)]
 
 
-def _check(choices: Sequence[Choices], sampling: Sampling) -> None:
+def check_choices(choices: Sequence[Choices], sampling: Sampling) -> None:
+    """EngineError for an empty reply, and for one that does not end with a stop token."""
     for allowed in choices:
         for ids in allowed:
             if not ids or ids[-1] not in sampling.stop_token_ids:

@@ -9,15 +9,21 @@ that wrote them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
-from distill.engines.hf import HFEngine
 from distill.followers import FollowerSpec
 from distill.policy import Policy
+from distill.protocols import RolloutEngine
 from distill.types import CheckpointRef, Completion, Sampling
+
+SAMPLING: Literal["sampling"] = "sampling"
+"""The role of the copy."""
 
 
 class RefreshedEngine:
-    """Samples from the copy. `is_due` says of a step whether the copy is renewed after it.
+    """Samples from the copy through `engine`, which `make` makes for the copy's role. `is_due` says
+    of a step whether the copy is renewed after it.
 
     The copy is always renewed at step 0. `load` is called after every step with the weights of the
     student in memory, and once before the first step of a process.
@@ -27,26 +33,30 @@ class RefreshedEngine:
         self,
         policy: Policy,
         *,
+        make: Callable[[str], RolloutEngine],
         is_due: Callable[[int], bool],
-        pad_id: int = 0,
-        max_batch: int = 256,
     ) -> None:
-        role = policy.add_follower(FollowerSpec(name="sampling"))
+        role = policy.add_follower(FollowerSpec(name=SAMPLING))
         self._copy = policy.followers[role]
-        self._engine = HFEngine(policy, role=role, pad_id=pad_id, max_batch=max_batch)
+        self._engine = make(role)
         self._is_due = is_due
+        self._is_fed = False
         self.policy_version = 0
 
     def load(self, checkpoint: CheckpointRef) -> None:
         """Renew the copy if the step asks for it; else it stays what it was made after an earlier
         step, which a resumed process finds by looking back."""
         step = checkpoint.step
-        if step == 0 or self._is_due(step):
+        is_due = step == 0 or self._is_due(step)
+        if is_due:
             self._copy.renew()
             self.policy_version = checkpoint.policy_version
-            return
-        last = next((s for s in range(step - 1, 0, -1) if self._is_due(s)), 0)
-        self.policy_version = checkpoint.policy_version - (step - last)
+        else:
+            last = next((s for s in range(step - 1, 0, -1) if self._is_due(s)), 0)
+            self.policy_version = checkpoint.policy_version - (step - last)
+        if is_due or not self._is_fed:
+            self._engine.load(replace(checkpoint, policy_version=self.policy_version))
+            self._is_fed = True
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling

@@ -6,6 +6,7 @@ from distill.objectives.anti_sd import AntiSD
 from distill.objectives.base import Objective
 from distill.objectives.g_opd import GOPD
 from distill.objectives.gkd import GKD
+from distill.objectives.gold import Gold
 from distill.objectives.grpo import DAPO, GRPO, DrGRPO
 from distill.objectives.omni_opd import OmniOPD
 from distill.objectives.opd import OPD
@@ -24,6 +25,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "sft": SFT,
     "opd": OPD,
     "gkd": GKD,
+    "gold": Gold,
     "g_opd": GOPD,
     "power_opd": PowerOPD,
     "opsd": OPSD,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from distill.ahead import Ahead
 from distill.asking import own_view
 from distill.checkpoint import Progress, load_newest, save_checkpoint
 from distill.curriculum.samplers import Staged, TaskSampler
@@ -76,6 +77,7 @@ class Stage:
     policy: Policy
     every: int
     staged: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         policy, every = self.policy, self.every
@@ -86,8 +88,8 @@ class Stage:
         if every:
             self.engine = RefreshedEngine(
                 policy,
+                make=lambda role: HFEngine(policy, role=role, pad_id=CHAT.pad_id),
                 is_due=lambda step: step % every == 0 or sampler.enters_stage(step + 1),
-                pad_id=CHAT.pad_id,
             )
         self.trainer = Trainer(policy, TrainerOptions(num_steps=8, lr=1e-2, warmup_steps=0))
         self.rollouts: dict[int, list[Rollout]] = {}
@@ -100,6 +102,9 @@ class Stage:
             trainer=self.trainer,
             sampler=sampler,
             engine=self.engine,
+            ahead=Ahead(lambda step: self.rows(sampler(step), step), num_steps=8)
+            if self.overlap
+            else None,
             publish=lambda step: live(policy, step),
             num_steps=8,
             pad_id=CHAT.pad_id,
@@ -169,6 +174,14 @@ def test_rollouts_between_two_refreshes_come_from_the_older_weights(make):
     for step, made_with in ((2, 1), (3, 1), (4, 4), (5, 4)):
         assert stage.gap(step, made_with) < 1e-4
     for step in (2, 3, 5):
+        assert stage.gap(step, step) > 1e-3, "the student has moved on"
+
+
+def test_replies_sampled_ahead_come_from_the_weights_before_the_last_update():
+    stage = Stage(make_policy(), 1, overlap=True).train(1, 5)
+    assert stage.versions() == [0, 0, 1, 2, 3, 4], "the last ones are for a step that was not asked"
+    for step in (2, 3, 4, 5):
+        assert stage.gap(step, step - 1) < 1e-4
         assert stage.gap(step, step) > 1e-3, "the student has moved on"
 
 

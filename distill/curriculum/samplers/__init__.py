@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from distill.curriculum.samplers.balanced import Balanced
 from distill.curriculum.samplers.base import (
     EPOCH_LIMIT,
     Draw,
@@ -24,12 +25,14 @@ SAMPLERS: dict[str, type[Any]] = {
     "kalman": Kalman,
     "refill": Refill,
     "edge": Edge,
+    "balanced": Balanced,
 }
 """Names of a configuration; the fields of the classes are their options."""
 
 __all__ = [
     "EPOCH_LIMIT",
     "SAMPLERS",
+    "Balanced",
     "Draw",
     "Drawn",
     "Edge",
