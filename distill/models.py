@@ -86,11 +86,12 @@ def pick_device(name: str) -> torch.device:
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise CheckpointError(
             f"the tokenizer of {path} cannot be loaded: {_line(error)}"
         ) from error
@@ -98,14 +99,16 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
 
 def load_model(path: str, *, dtype: str = "float32", trust_remote_code: bool = False) -> Any:
     """A causal language model from a checked local directory."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    unreadable = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
     try:
         return AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (*unreadable, StrictDataclassError) as error:
         raise CheckpointError(
             f"the model in {path} cannot be loaded: {_line(error)}; restore or re-download it"
         ) from error
@@ -215,13 +218,19 @@ def adapter_dir(path: Path) -> Path:
 
 
 def save_weights(policy: Policy, tokenizer: Any, folder: Path) -> None:
-    """Write the student's weights: a full model with its tokenizer, or a PEFT adapter."""
+    """Write the student's weights: a full model with its tokenizer, or a PEFT adapter.
+
+    Where several processes hold a part each, the first one writes what one process would write.
+    """
+    options: dict[str, Any] = {} if policy.group.is_alone else {"state_dict": policy.whole_state()}
+    if not policy.group.is_first:
+        return
     if policy.kind == "adapter":
         policy.model.save_pretrained(
-            str(folder), selected_adapters=["default"], save_embedding_layers=False
+            str(folder), selected_adapters=["default"], save_embedding_layers=False, **options
         )
     else:
-        policy.model.save_pretrained(str(folder))
+        policy.model.save_pretrained(str(folder), **options)
         tokenizer.save_pretrained(str(folder))
 
 

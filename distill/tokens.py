@@ -200,7 +200,8 @@ def require_same_tokenizer(student: Any, teacher: Any, teacher_name: str) -> Non
     raise ConfigError(
         f"the teacher {teacher_name} has another tokenizer ({len(theirs)} tokens, the student has "
         f"{len(ours)}; first difference: {differing!r} is {ours.get(differing)} here and "
-        f"{theirs.get(differing)} there); distillation on token ids needs the same one"
+        f"{theirs.get(differing)} there); distillation on token ids needs the same "
+        'one; with another one use teacher.name = "cross_tokenizer" and objective.name = "gold"'
     )
 
 

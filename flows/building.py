@@ -158,6 +158,7 @@ def _acting_parts(
         student=student,
         locate=night.locate,
         candidates=num_candidates(objective),
+        task_of=actor.shown_task,
         cache=night.home / "cache" / "scores",
     )
     teacher = built.teacher()

@@ -31,6 +31,8 @@ def register(app: typer.Typer) -> None:
     bench_app.command("skills", epilog=example)(skills)
     example = "Example: distill bench logs --rows 100000 --rows 1000000"
     bench_app.command("logs", epilog=example)(logs)
+    example = "Example: distill bench engines --prompts 32 --samples 8"
+    bench_app.command("engines", epilog=example)(engines)
 
 
 @bench_app.callback()
@@ -43,6 +45,10 @@ def bench(context: typer.Context) -> None:
             "what": "search by meaning, the first page of a list, adding with dedup",
         },
         {"measure": "distill bench logs", "what": "a routing log to a curriculum, and a rerun"},
+        {
+            "measure": "distill bench engines",
+            "what": "replies per second: our engines, and vllm called directly",
+        },
     ]
     print_table(rows, ["measure", "what"])
 
@@ -117,6 +123,39 @@ def logs(
             )
     if as_json:
         print_json(found)
+
+
+def engines(
+    model: Annotated[
+        str, typer.Option(help="Folder of a model; default: a random one of 5M parameters.")
+    ] = "",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts of a run.")] = 16,
+    samples: Annotated[int, typer.Option(min=1, help="Replies to each.")] = 4,
+    prompt_length: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 48,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a reply.")] = 64,
+    rounds: Annotated[int, typer.Option(min=3, help="Timed runs of each.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Measure rollouts through our engine against vllm called directly with the same requests, side
+    by side in one run, and through the reference engine. Without vllm only the latter.
+    """
+    from flows import bench_engines
+
+    work = bench_engines.RolloutWork(
+        model=model,
+        num_prompts=prompts,
+        num_samples=samples,
+        prompt_length=prompt_length,
+        new_tokens=new_tokens,
+        rounds=rounds,
+    )
+    say("measuring engines ...")
+    found = bench_engines.bench_engines(work)
+    if as_json:
+        print_json(found)
+        return
+    for line in bench_engines.bench_lines(found):
+        print(line)
 
 
 def _plan(

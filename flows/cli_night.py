@@ -35,7 +35,11 @@ def nightly(
     """The main job: train, evaluate, judge, promote or not, report. Exit code 3: not promoted."""
     from flows.launch import choose_run, open_run
     from flows.progress import open_progress
+    from flows.together import follow, is_follower, leading
 
+    if is_follower():
+        follow()
+        return 0
     config, old = choose_run("nightly", arguments or [], resume, home)
     from flows import wiring  # loads torch, so what can be wrong without it is said before
     from flows.nightly import run_nightly
@@ -43,6 +47,7 @@ def nightly(
     wiring.check(config)
     argv = ["distill", *sys.argv[1:]]
     with (
+        leading(),
         open_run(config, subcommand="nightly", argv=argv, resume=old) as run,
         open_progress() as progress,
     ):
@@ -68,7 +73,10 @@ def train(
     """Train one stage without evaluation, gate or promotion."""
     from flows.launch import TRAINED, choose_run, open_run
     from flows.progress import open_progress
+    from flows.together import follow, is_follower, leading
 
+    if is_follower():
+        return follow()
     config, old = choose_run("train", arguments or [], resume, home)
     chosen = config.stage(stage) if stage else config.last_student()
     from flows import single, wiring  # loads torch, so what can be wrong without it is said before
@@ -79,6 +87,7 @@ def train(
         return
     argv = ["distill", *sys.argv[1:]]
     with (
+        leading(),
         open_run(config, subcommand="train", argv=argv, resume=old) as run,
         open_progress() as progress,
     ):

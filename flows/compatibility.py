@@ -10,7 +10,7 @@ from distill.curriculum.samplers import Staged
 from distill.errors import ConfigError
 from distill.objectives.base import Objective, on_policy_share, option_of
 from flows import hindsight, teaching, texting, usable
-from flows.engines import engine_options, shares_weights
+from teachers.cross_options import CrossTokenizerOptions
 
 RECORDED = "routing"
 """The environment of recorded turns: a log seldom knows what would be right."""
@@ -94,6 +94,11 @@ def _check_view(config: Config, objective: Objective, where: str) -> None:
                 f"{where}: a teacher that only writes reads the task itself, so "
                 f'view.name = {config.view.name!r} would be ignored; use "plain"'
             )
+        if "teacher.groups" in objective.needs:
+            raise ConfigError(
+                f"{where}: a teacher with another tokenizer writes the task itself, so "
+                f'view.name = {config.view.name!r} would be ignored; use "plain"'
+            )
         return
     legal = ", ".join(v for v in VIEWS if v not in ("plain", "shuffled"))
     privileged = [p.name for p in _parts(objective) if getattr(p, "privileged", False)]
@@ -140,6 +145,11 @@ def _check_reference(config: Config, objective: Objective, where: str) -> None:
     if config.reference.name:
         options = teaching.teacher_options(config, config.reference, "reference")
         texting.require_scoring(options, "reference")
+        if isinstance(options, CrossTokenizerOptions):
+            raise ConfigError(
+                f"{where}: a reference compares token ids, which another tokenizer does not have; "
+                'use reference.name = "self_teacher" or "local"'
+            )
         if isinstance(options, teaching.SelfOptions) and options.weights != "base":
             raise ConfigError(
                 f"{where}: a reference must be frozen: with a live one the objective degenerates; "
@@ -202,32 +212,6 @@ def check_worked_sampler(config: Config, sampler: Any, where: str) -> None:
             f"{where} learns from worked solutions and samples nothing, so sampling.refresh = "
             f"{config.sampling.refresh} has no effect; remove it"
         )
-
-
-def check_overlap(config: Config, sampler: Any, objective: Objective, where: str) -> None:
-    """Sampling ahead needs weights that stand still, and draws that this step does not decide."""
-    if not config.sampling.overlap:
-        return
-    copies = bool(config.sampling.refresh) and config.model.kind == "full"
-    if shares_weights(engine_options(config)) and not copies:
-        raise ConfigError(
-            f"{where}: sampling.overlap samples while the weights change, and engine "
-            f'{config.engine.name!r} shares them; use engine.name = "vllm" or "server", or a copy '
-            "of full weights with sampling.refresh = 1"
-        )
-    if config.correction.level == "none":
-        raise ConfigError(
-            f"{where}: with sampling.overlap every reply is one update old, which must be "
-            'corrected; set correction.level = "token" (or "sequence")'
-        )
-    decided = [
-        (sampler.reads_rewards, f"sampler {config.sampler.name!r} draws by this step's rewards"),
-        (refill_rounds(sampler, objective) > 0, "groups that teach nothing are drawn again"),
-        (bool(config.skills.bank), f"skill bank {config.skills.bank!r} changes between steps"),
-    ]
-    for is_so, reason in decided:
-        if is_so:
-            raise ConfigError(f"{where}: sampling.overlap cannot sample the next step: {reason}")
 
 
 def check_sampler(config: Config, sampler: Any, objective: Objective, where: str) -> None:

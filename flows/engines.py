@@ -116,6 +116,7 @@ def _new_engine(
         return VLLMEngine(
             ref.path if is_full else _base_folder(night, config),
             options,
+            base=student.policy.base,
             max_rank=0 if is_full else config.model.rank,
             trust_remote_code=config.model.trust_remote_code,
         )

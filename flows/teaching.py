@@ -27,6 +27,8 @@ from flows.texting import (
     require_scoring,
 )
 from teachers.black_box import BlackBoxOptions
+from teachers.cross_options import CAPABILITIES as GROUPS
+from teachers.cross_options import CrossTokenizerOptions
 from teachers.remote_options import RemoteOptions
 from teachers.server import CAPABILITIES as SERVER
 from teachers.server import ServerTeacherOptions
@@ -126,6 +128,7 @@ TEACHERS: dict[str, type[Any]] = {
     "mixture": MixtureOptions,
     "server": ServerTeacherOptions,
     "remote": RemoteOptions,
+    "cross_tokenizer": CrossTokenizerOptions,
     "black_box": BlackBoxOptions,
     "text": LocalTextOptions,
 }
@@ -158,6 +161,8 @@ def capabilities(config: Config, options: Any, section: str = "teacher") -> froz
         return EVERYTHING
     if isinstance(options, ServerTeacherOptions):
         return SERVER
+    if isinstance(options, CrossTokenizerOptions):
+        return GROUPS
     if isinstance(options, BlackBoxOptions | LocalTextOptions):
         return TEXT
     if isinstance(options, RoutedOptions | MixtureOptions):
@@ -165,7 +170,8 @@ def capabilities(config: Config, options: Any, section: str = "teacher") -> froz
         if isinstance(options, RoutedOptions) and options.default is not None:
             inner += nested({"default": options.default}, section, config)
         found = [capabilities(config, o, f"{section}.teachers.{label}") for label, o in inner]
-        return frozenset.intersection(*found)
+        # Groups of bytes belong to one teacher alone: several of them have no common ones.
+        return frozenset.intersection(*found) - GROUPS
     return frozenset(options.capabilities)
 
 
@@ -178,6 +184,8 @@ class Surroundings:
     locate: Locate
     candidates: int = 0
     """Entries per position that a step will ask of a teacher."""
+    task_of: Callable[[str], Task] | None = None
+    """The task of a rollout, as the student read it; None while nobody acts."""
     cache: Path | None = None
     """Where scores of frozen teachers are kept, for those that ask for it; None keeps none."""
 
@@ -230,6 +238,8 @@ class Surroundings:
             return self._server(options)
         if isinstance(options, RemoteOptions):
             return self._remote(options, label)
+        if isinstance(options, CrossTokenizerOptions):
+            return self._cross(options)
         own: Teacher = options
         return own
 
@@ -258,6 +268,37 @@ class Surroundings:
             label=label,
         )
         return self._cached(made, options.cache, made.identity, options.cache_gib)
+
+    def _cross(self, options: CrossTokenizerOptions) -> Teacher:
+        from distill.body import require_known_head
+        from distill.models import eos_token_ids, load_tokenizer
+        from distill.tokens import Chat
+        from flows.local_teachers import load_frozen
+        from teachers.cross_tokenizer import CrossTokenizerTeacher
+
+        if self.task_of is None:
+            raise ConfigError(
+                'a teacher "cross_tokenizer" compares groups of bytes while a stage trains; it '
+                "scores no single tokens"
+            )
+        policy, folder = self.student.policy, self.locate(options.path, options.revision)
+        model = load_frozen(folder, dtype=options.dtype, quantize="none", device=policy.device)
+        require_known_head(model)
+        chat = Chat(
+            load_tokenizer(str(folder)),
+            eos_token_ids=eos_token_ids(model),
+            max_length=options.max_length,
+            template_kwargs=options.template_kwargs,
+        )
+        return CrossTokenizerTeacher(
+            Policy(model, base=options.path, trainable=False, temperature=policy.temperature),
+            chat,
+            name=options.path,
+            student=self.student.chat,
+            num_ids=policy.head().vocab_size,
+            task_of=self.task_of,
+            max_length=options.max_length,
+        )
 
     def _cached(self, teacher: Teacher, wanted: bool, key: str, max_gib: float) -> Teacher:
         if not wanted or self.cache is None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distill import parallel
-from distill.checkpoint import Keeper, Progress, drop_after, prune, write_manifest, write_weights
+from distill.checkpoint import Keeper, Progress, drop_after, prune, write_manifest
 from distill.config import Config, Stage
 from distill.errors import CollapseError, DistillError
+from distill.models import save_weights
 from distill.monitor import Collapse, Monitor
 from distill.objectives.base import option_of
 from distill.protocols import Tracker
@@ -156,7 +157,7 @@ def _finish(loop: _Loop, progress: Progress) -> StageResult:
         learned=read_learned(night.run.stage_dir(stage.name)),
     )
     with staged_dir(night.final(stage.name)) as partial:
-        write_weights(student.policy, student.chat.tokenizer, partial)
+        save_weights(student.policy, student.chat.tokenizer, partial)
         write_json(partial / "stage.json", result)
         write_manifest(partial)
     note = f"stopped after step {progress.step} of {loop.parts.num_steps}" if back else ""

@@ -18,7 +18,7 @@ from distill.sections import Named
 from distill.tables import coerce
 from distill.tokens import Chat
 from distill.types import Sampling
-from flows import compatibility
+from flows import compatibility, engine_checks
 from flows.engines import engine_options
 from flows.naming import INJECTED, construct, lookup, options_of
 from flows.shadowed import require_effect
@@ -78,7 +78,8 @@ def check_stage(config: Config, stage: Stage) -> None:
         return
     compatibility.check_on_policy(config, objective, where)
     compatibility.check_sampler(config, sampler, objective, where)
-    compatibility.check_overlap(config, sampler, objective, where)
+    engine_checks.check_served(config, where)
+    engine_checks.check_overlap(config, sampler, objective, where)
     # Environments that say beforehand which domains their tasks have.
     known = () if is_made(config) else getattr(env, "domains", getattr(env, "generators", ()))
     compatibility.check_routes(config, known, where)

@@ -116,7 +116,13 @@ def publish(
 
 def _save_adapter(policy: Policy, role: str, folder: Path) -> None:
     name = "default" if role == STUDENT else role
-    policy.model.save_pretrained(str(folder), selected_adapters=[name], save_embedding_layers=False)
+    options: dict[str, Any] = {}
+    if not policy.group.is_alone:
+        state = policy.whole_state(role)  # by the student's names
+        options["state_dict"] = {k.replace(".default.", f".{name}."): v for k, v in state.items()}
+    policy.model.save_pretrained(
+        str(folder), selected_adapters=[name], save_embedding_layers=False, **options
+    )
     inner = folder / name  # where peft puts every adapter but the default one
     if inner.is_dir():
         for path in inner.iterdir():
@@ -131,7 +137,8 @@ def _save_full(policy: Policy, role: str, tokenizer: Any, folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     model = policy.model if role == STUDENT else policy.followers[role].model
-    model.save_pretrained(str(folder))
+    options = {} if policy.group.is_alone else {"state_dict": policy.whole_state(role)}
+    model.save_pretrained(str(folder), **options)
     tokenizer.save_pretrained(str(folder))
     path = folder / FULL_WEIGHTS
     if not path.is_file():
@@ -143,5 +150,5 @@ def _save_full(policy: Policy, role: str, tokenizer: Any, folder: Path) -> None:
         if HEAD in file.keys():  # noqa: SIM118  (not a mapping)
             return
     tensors = load_file(str(path))
-    tensors[HEAD] = model.get_output_embeddings().weight.detach().cpu().clone().contiguous()
+    tensors[HEAD] = policy.head(role).weight.detach().cpu().clone().contiguous()
     save_file(tensors, str(path), metadata={"format": "pt"})

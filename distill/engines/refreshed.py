@@ -37,7 +37,8 @@ class RefreshedEngine:
         is_due: Callable[[int], bool],
     ) -> None:
         role = policy.add_follower(FollowerSpec(name=SAMPLING))
-        self._copy = policy.followers[role]
+        self._policy = policy
+        self._role = role
         self._engine = make(role)
         self._is_due = is_due
         self._is_fed = False
@@ -49,7 +50,7 @@ class RefreshedEngine:
         step = checkpoint.step
         is_due = step == 0 or self._is_due(step)
         if is_due:
-            self._copy.renew()
+            self._policy.renew(self._role)
             self.policy_version = checkpoint.policy_version
         else:
             last = next((s for s in range(step - 1, 0, -1) if self._is_due(s)), 0)

@@ -77,13 +77,6 @@ def start(
             'engine first, or under torchrun use engine.name = "server"'
         )
     cache = options.kv_cache_gib or (1.0 if is_cpu else 0.0)
-    with_adapters = {
-        "enable_lora": True,
-        "max_lora_rank": slots,
-        "max_loras": 2,
-        "lora_target_modules": list(targets),
-    }
-    backend = {"attention_backend": options.attention_backend} if options.attention_backend else {}
     # vllm seeds every global generator, and on a CPU takes this function away.
     set_num_threads = torch.set_num_threads
     kept = random.getstate(), np.random.get_state()
@@ -105,8 +98,7 @@ def start(
                 enable_sleep_mode=options.sleep,
                 use_tqdm_on_load=False,
                 logprobs_mode="processed_logprobs",
-                **(with_adapters if slots else {}),
-                **backend,
+                **_optional(options, slots, targets),
             )
     except FAILURES as error:
         stop(None)
@@ -117,6 +109,19 @@ def start(
         torch.set_num_threads = set_num_threads
         random.setstate(kept[0])
         np.random.set_state(kept[1])
+
+
+def _optional(options: VLLMOptions, slots: int, targets: Sequence[str]) -> dict[str, Any]:
+    """Arguments of vllm that are left out where they are not asked for."""
+    found: dict[str, Any] = {}
+    if slots:
+        found["enable_lora"] = True
+        found["max_lora_rank"] = slots
+        found["max_loras"] = 2  # the one that answers, and the next one while it is checked
+        found["lora_target_modules"] = list(targets)
+    if options.attention_backend:
+        found["attention_backend"] = options.attention_backend
+    return found
 
 
 def stop(llm: Any) -> None:

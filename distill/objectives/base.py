@@ -99,6 +99,8 @@ class Objective(Protocol):
     teacher.logprobs, teacher.entropy           one number per trained token
     teacher.candidates, teacher.own_top_k       the teacher at the student's ids; at its own
     teacher.distribution                        full next-token distributions
+    teacher.groups                              groups of equal bytes, from a teacher with another
+                                                tokenizer
     reference.logprobs, reference.distribution  the same of a frozen reference
     student.logprobs, .entropy, .candidates     the student before the update
     rewards, groups                             a reward per rollout; several rollouts per prompt

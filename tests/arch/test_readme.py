@@ -65,7 +65,7 @@ def subcommand(line: str) -> list[str]:
         if not re.fullmatch(r"[a-z][a-z-]*", word) or len(words) == 2:
             break
         words.append(word)
-    groups = {"bench", "config", "curriculum", "logs", "registry", "runs", "skills"}
+    groups = {"bench", "config", "curriculum", "logs", "registry", "runs", "skills", "teacher"}
     return words[: 2 if words and words[0] in groups else 1]
 
 
@@ -97,13 +97,13 @@ def test_the_quick_commands_run_in_an_empty_folder(tmp_path: Path) -> None:
 
 def test_the_make_targets_exist() -> None:
     lines = [*command_lines(README), *command_lines(CONTRIBUTING)]
-    inline = re.findall(r"`(make [a-z ]+)`", README + CONTRIBUTING)
+    inline = re.findall(r"`(make [a-z -]+)`", README + CONTRIBUTING)
     targets = {
         word for line in [*lines, *inline] if line.startswith("make ") for word in line.split()[1:]
     }
     assert {"nightly", "test", "install"} <= targets
     makefile = (ROOT / "Makefile").read_text()
-    assert targets <= set(re.findall(r"^([a-z]+):", makefile, flags=re.M))
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
 
 
 def test_the_extras_and_files_that_are_named_exist() -> None:

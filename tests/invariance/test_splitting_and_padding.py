@@ -163,7 +163,8 @@ def turn_rollouts():
 
 
 def test_every_objective_of_the_table_is_among_the_cases():
-    assert {o.name for o in CASES} >= set(OBJECTIVES)
+    # A teacher with another tokenizer needs other rows: tests/contract/test_cross_tokenizer.py.
+    assert {o.name for o in CASES} >= set(OBJECTIVES) - {"gold"}
 
 
 @pytest.mark.parametrize("objective", CASES, ids=_name)
