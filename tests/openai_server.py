@@ -57,6 +57,10 @@ class _Http(ThreadingHTTPServer):
         """Connections that are cut are part of the tests."""
 
 
+_MAKING = threading.Lock()
+"""Models are made from torch's one global generator, which two servers must not share."""
+
+
 class ModelServer:
     """Serves `make_model(seed)` under NAME. A context manager; `restart` keeps the port."""
 
@@ -188,7 +192,8 @@ class ModelServer:
         if self._spoils("deaf"):
             self._policies[name] = self._policies[self.name]  # says yes and keeps the base
         elif not self._spoils("silent"):
-            model = load_adapter(self._make(), path, trainable=False)
+            with _MAKING:
+                model = load_adapter(self._make(), path, trainable=False)
             self._policies[name] = Policy(model, base="b", kind="adapter", trainable=False)
         return {}
 

@@ -26,7 +26,7 @@ from tree import (
 )
 
 ALLOWED = {
-    "vllm": ("distill/engines/vllm.py",),
+    "vllm": ("distill/engines/vllm*.py",),
     "faiss": ("skills/index.py",),
     "prefect": ("flows/nightly.py", "flows/schedule.py"),
     "wandb": ("distill/tracking.py",),

@@ -90,6 +90,7 @@ def test_every_extra_that_errors_may_name_exists() -> None:
         "textworld",
         "gym",
         "smol",
+        "quant",
         "math",
         "dev",
     }

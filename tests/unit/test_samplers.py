@@ -279,6 +279,8 @@ def play(sampler: TaskSampler, steps: range) -> list[list[int]]:
 @pytest.mark.parametrize("size", [2, 30, EPOCH_LIMIT + 5])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_state_that_went_through_json_draws_the_same(name, size):
+    if name == "balanced" and size > EPOCH_LIMIT:
+        pytest.skip("it looks at every task, which a larger pool does not allow")
     pool = tasks(size) if size < 100 else Lazy(size)
     options = {"candidates": 10} if name == "kalman" else {}
     whole = TaskSampler(pool, batch=4, key="k", sampler=SAMPLERS[name](**options))
