@@ -18,7 +18,7 @@ from distill.curriculum.samplers import (
     keyed_uniform,
     steps_for,
 )
-from distill.engines.refreshed import RefreshedEngine
+from distill.engines.refreshed import RefreshedEngine, rest
 from distill.errors import DataError
 from distill.notes import STEP_SKILL
 from distill.objectives.base import Objective, num_candidates, on_policy_share
@@ -164,7 +164,7 @@ def _acting_parts(
     teacher = built.teacher()
     return Parts(
         tasks=actor.tasks,
-        rows=actor.rows,
+        rows=_resting(actor.rows, engine),
         engine=engine,
         ahead=_ahead(acting(), shared["num_steps"]) if config.sampling.overlap else None,
         publish=lambda step: live_ref(student, step),
@@ -182,6 +182,19 @@ def _acting_parts(
         num_groups=config.trainer.batch if actor.rounds else 0,
         **shared,
     )
+
+
+def _resting(
+    rows: Callable[[Sequence[Task], int], list[Rollout]], engine: RolloutEngine
+) -> Callable[[Sequence[Task], int], list[Rollout]]:
+    """The rows of a step, after which the engine may rest."""
+
+    def made(tasks: Sequence[Task], step: int) -> list[Rollout]:
+        found = rows(tasks, step)
+        rest(engine)
+        return found
+
+    return made
 
 
 def _ahead(actor: _Actor, num_steps: int) -> Ahead:

@@ -70,6 +70,7 @@ def student_engine(
         _folder(night),
         start=lambda ref: _started(night, config, student, options, ref),
         role=role,
+        sleeps=bool(getattr(options, "sleep", False)),
     )
 
 

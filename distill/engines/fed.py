@@ -21,7 +21,8 @@ class FedEngine:
     """Publishes a role of a policy to `engine`, which `start` makes from the first publication.
 
     The folder of the newest version stays, those before it are removed once the engine has moved
-    on. `close` leaves the engine behind running: whoever started it ends it.
+    on. `close` leaves the engine behind running: whoever started it ends it. With `sleeps` the
+    engine behind has `sleep` and `wake`, and gives its memory to the trainer while it `rest`s.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class FedEngine:
         *,
         start: Callable[[CheckpointRef], RolloutEngine],
         role: str = STUDENT,
+        sleeps: bool = False,
     ) -> None:
         self.policy_version = 0
+        self._sleeps = sleeps
         self._policy = policy
         self._tokenizer = tokenizer
         self._folder = folder
@@ -60,6 +63,7 @@ class FedEngine:
         )
         if self._engine is None:
             self._engine = self._start(ref)
+        self._wake()
         self._engine.load(ref)
         self.policy_version = self._engine.policy_version
         for old in self._folder.iterdir():
@@ -69,8 +73,21 @@ class FedEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[Completion]]:
+        self._wake()
         return self.engine.generate(prompts, sampling)
+
+    def rest(self) -> None:
+        """The replies of a step are there: the trainer may have the memory."""
+        engine: Any = self._engine
+        if self._sleeps and engine is not None:
+            engine.sleep()
 
     def close(self) -> None:
         """Remove what was published; the engine keeps the weights that it has."""
+        self.rest()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wake(self) -> None:
+        engine: Any = self.engine
+        if self._sleeps:
+            engine.wake()

@@ -64,5 +64,16 @@ class RefreshedEngine:
     ) -> list[list[Completion]]:
         return self._engine.generate(prompts, sampling)
 
+    def rest(self) -> None:
+        """Let the engine behind rest, where it can."""
+        rest(self._engine)
+
     def close(self) -> None:
         self._engine.close()
+
+
+def rest(engine: RolloutEngine) -> None:
+    """Tell an engine that the replies of a step are there; most have nothing to give back."""
+    own = getattr(engine, "rest", None)
+    if own is not None:
+        own()

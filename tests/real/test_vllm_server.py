@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import pytest
@@ -24,6 +17,7 @@ from distill.policy import Policy
 from distill.types import Sampling, ScoreRequest, StopReason, TeacherView
 from helpers import ALPHABET
 from real.vllm_parts import make_adapter, make_full, make_model
+from real.vllm_server import NAME, RealServer
 from teachers.local import LocalTeacher
 from teachers.server import ServerTeacher, ServerTeacherOptions
 
@@ -35,88 +29,18 @@ pytestmark = [
     ),
 ]
 
-NAME = "student"
 PROMPTS = [(5, 6, 7), (8, 9), (10, 11, 12, 13, 14)]
 KEYS = ("a", "b", "c")
 STOPS = (1, 20, 21)
 TOKENIZER = char_tokenizer(ALPHABET)
-START = 300.0
-"""Seconds that a server may take to start: imports and small kernels."""
-
-
-class RealServer:
-    """A vLLM server process on a port of its own, with everything that delivery needs."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.log = home / "server.log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        base = home / "base"
-        make_model().save_pretrained(str(base))
-        TOKENIZER.save_pretrained(str(base))
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        flags = {
-            "model": str(self.home / "base"),
-            "served-model-name": NAME,
-            "host": "127.0.0.1",
-            "port": str(self.port),
-            "max-model-len": "64",
-            "dtype": "float32",
-            "max-num-seqs": "32",
-            "gpu-memory-utilization": "0.3",
-            "max-lora-rank": "8",
-            "generation-config": "vllm",
-        }
-        said = [part for name, value in flags.items() for part in (f"--{name}", value)]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *said]
-        settings = {
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            "VLLM_SERVER_DEV_MODE": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--enable-lora", "--enforce-eager"],
-                env={**os.environ, **settings},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        ends = time.monotonic() + START
-        while time.monotonic() < ends:
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
-            with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
-                    return
-            time.sleep(0.5)
-        raise AssertionError(f"no server after {START:g} s: {self.log.read_text()[-3000:]}")
-
-    def stop(self) -> None:
-        """End the server and the engine process that it started."""
-        assert self.process is not None
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGINT)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    running = RealServer(tmp_path_factory.mktemp("vllm_server"))
+    home = tmp_path_factory.mktemp("vllm_server")
+    make_model().save_pretrained(str(home / "base"))
+    TOKENIZER.save_pretrained(str(home / "base"))
+    running = RealServer(home / "base", home / "server.log")
     try:
         running.start()
         yield running

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from distill.engines.fed import FedEngine
 from distill.engines.hf import HFEngine
 from distill.engines.publishing import publish, read_probe
+from distill.engines.refreshed import RefreshedEngine, rest
 from distill.errors import EngineError
 from distill.followers import FollowerSpec
 from distill.models import load_adapter, load_model, new_adapter
@@ -169,3 +170,44 @@ def test_an_engine_that_keeps_its_old_weights_is_found_out_before_it_samples(tmp
     with pytest.raises(EngineError, match="does not have the weights that were sent"):
         fed.load(replace(live(policy, 1)))
     assert fed.policy_version == 0
+
+
+class Sleeper(FolderEngine):
+    """Says what it was told, and works only while it is awake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.awake = True
+
+    def sleep(self) -> None:
+        self.told.append("sleep")
+        self.awake = False
+
+    def wake(self) -> None:
+        if not self.awake:
+            self.told.append("wake")
+        self.awake = True
+
+    def load(self, checkpoint):
+        assert self.awake
+        super().load(checkpoint)
+
+    def generate(self, prompts, sampling):
+        assert self.awake
+        return super().generate(prompts, sampling)
+
+
+def test_an_engine_that_sleeps_does_so_between_the_replies_and_the_next_weights(tmp_path):
+    policy, behind = make_policy(), Sleeper()
+    fed = FedEngine(policy, CHAT.tokenizer, tmp_path / "p", start=lambda ref: behind, sleeps=True)
+    copied = RefreshedEngine(policy, make=lambda role: fed, is_due=lambda step: True)
+    asked = Sampling(num_samples=1, max_new_tokens=2, keys=("x",))
+    for step in (0, 1):
+        copied.load(live(policy, step))
+        copied.generate([(5, 6)], asked)
+        copied.generate([(5, 6)], asked)  # a second turn wakes nobody
+        rest(copied)
+    copied.close()
+    assert behind.told == ["sleep", "wake", "sleep", "sleep"]
+    rest(HFEngine(policy))  # has nothing to give back
