@@ -164,7 +164,9 @@ def carry_out(home: Path, found: Found, *, actor: str) -> None:
     Killed at any point, `look` and `carry_out` again finish it.
     """
     _require_idle(home, found)
-    sweep(found.leftovers)
+    # Scores of teachers name nobody, so all of them go; they are computed again when needed.
+    scores = home / "cache" / "scores"
+    sweep([*found.leftovers, *([scores] if scores.is_dir() else [])])
     for one in found.stores:
         _note(one, found.wanted, pending=True)
     for stage in found.stages:

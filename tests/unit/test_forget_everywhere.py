@@ -258,3 +258,15 @@ def test_forgetting_takes_one_kind_at_a_time(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match="exactly one"),
     ):
         store.forget(user="a", source="b")
+
+
+def test_scores_that_teachers_kept_go_as_a_whole(tmp_path: Path) -> None:
+    store = stored(tmp_path, "log", [row(0, session="s"), row(1)])
+    scores = tmp_path / "cache" / "scores"
+    scores.mkdir(parents=True)
+    (scores / "1.safetensors").write_bytes(b"ids close to a text")
+    (tmp_path / "cache" / "models").mkdir()
+    carry_out(tmp_path, look(tmp_path, Wanted(kind="session", name="s")), actor="t")
+    assert not scores.exists()
+    assert (tmp_path / "cache" / "models").is_dir()
+    store.close()
