@@ -79,7 +79,11 @@ def loaded_engine(
 ) -> RolloutEngine:
     """An engine that has the student's weights as they are now."""
     engine = student_engine(night, config, student, max_batch=max_batch)
-    engine.load(live_ref(student, 0))
+    try:
+        engine.load(live_ref(student, 0))
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 

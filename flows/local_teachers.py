@@ -82,7 +82,11 @@ def _load_quantized(folder: Path, *, dtype: str, quantize: Quantize, device: tor
 
 def weights_digest(folder: Path, *, dtype: str, quantize: Quantize) -> str:
     """Names the weights of a model's folder as they are computed with."""
-    files = sorted(folder.glob("model*.safetensors"))
+    files = sorted(p for ending in ("*.safetensors", "*.bin") for p in folder.glob(ending))
+    if not files:
+        raise CheckpointError(
+            f"{folder} should hold weights in *.safetensors or *.bin, it holds none; check the path"
+        )
     found = {file.name: digest_file(file) for file in files}
     config = digest_file(folder / "config.json")
     return digest_json({"files": found, "config": config, "dtype": dtype, "quantize": quantize})

@@ -72,11 +72,11 @@ def sample(
         stop_token_ids=student.chat.stop_token_ids,
         keys=(prompt,),
     )
-    engine = loaded_engine(night, config, student)
     try:
+        engine = loaded_engine(night, config, student)
         completion = engine.generate([ids], sampling)[0][0]
-    finally:
         engine.close()
+    finally:
         close_engines()
     names = student.chat.tokenizer.convert_ids_to_tokens(list(completion.token_ids))
     tokens: list[dict[str, Any]] = [
@@ -114,9 +114,11 @@ def evaluate_checkpoint(
     student = load_student(night, config, weights)
     digest = checkpoint_ref(weights, base=base_name(config)).digest
     prompts = eval_prompts(night, config, stage, student, start=False, pinned=bank)
-    engine = loaded_engine(night, config, student, max_batch=config.evals.max_batch)
     try:
-        return judging.run_report(config, student, engine, digest, split=split, prompts=prompts)
+        engine = loaded_engine(night, config, student, max_batch=config.evals.max_batch)
+        try:
+            return judging.run_report(config, student, engine, digest, split=split, prompts=prompts)
+        finally:
+            engine.close()
     finally:
-        engine.close()
         close_engines()

@@ -88,6 +88,8 @@ class Scorer:
         self._width, self._depth = head.weight.shape
         self._dtype = str(head.weight.dtype).removeprefix("torch.")
         self._num_embedded = policy.model.get_input_embeddings().num_embeddings
+        config = policy.model.config.get_text_config()
+        self._longest: int | None = getattr(config, "max_position_embeddings", None)
 
     def info(self) -> dict[str, Any]:
         """What a client must know before it asks: plain JSON."""
@@ -160,6 +162,13 @@ class Scorer:
                 400,
                 f"token ids must be within 0 to {self._num_embedded - 1}, found "
                 f"{low if low < 0 else high}",
+            )
+        longest = int(question.lengths.max())
+        if self._longest is not None and longest > self._longest:
+            raise Refused(
+                413,
+                f"a view may have at most {self._longest} tokens, as many as {self.model} reads, "
+                f"one has {longest}; lower model.max_length",
             )
         width = self._width if question.num_ids is None else question.num_ids
         if not 0 < width <= self._width or question.candidates > width:

@@ -84,8 +84,10 @@ class FedEngine:
 
     def close(self) -> None:
         """Remove what was published; the engine keeps the weights that it has."""
-        self.rest()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            self.rest()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wake(self) -> None:
         engine: Any = self.engine

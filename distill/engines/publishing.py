@@ -28,6 +28,8 @@ PROBE = "probe.json"
 HEAD = "lm_head.weight"
 NUM_SEQUENCES = 2
 LENGTH = 12
+NOTICEABLE = 0.01
+"""Share of the tolerance, and of the trainer's own change, that counts as a change at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,39 @@ class Probe:
             f"{found[row][i]:.4f} there, {self.logprobs[row][i]:.4f} here; check that the engine "
             "serves this very base model in the same dtype, or raise engine.tolerance"
         )
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """What an engine said of the last probe. An update may be far smaller than the tolerance; an
+    engine that never took it then answers exactly as before, while the trainer does not."""
+
+    _probe: Probe | None = None
+    _found: list[list[float]] | None = None
+
+    def require(
+        self, probe: Probe, found: Sequence[Sequence[float]], *, tolerance: float, engine: str
+    ) -> float:
+        """As `Probe.require`. EngineError also when the trainer's answers have moved since the last
+        probe, by more than a hundredth of the tolerance, and the engine's have not."""
+        gap = probe.require(found, tolerance=tolerance, engine=engine)
+        rows = [list(row) for row in found]
+        if self._probe is not None and self._found is not None:
+            moved = _mean_change(self._probe.logprobs, probe.logprobs)
+            answered = _mean_change(self._found, rows)
+            if moved > tolerance * NOTICEABLE and answered < moved * NOTICEABLE:
+                raise EngineError(
+                    f"{engine} answers as it did before the weights were sent (change "
+                    f"{answered:.3g} nats), while those of the trainer moved by {moved:.3g}: it "
+                    "kept its old weights; see its log, and start it again"
+                )
+        self._probe, self._found = probe, rows
+        return gap
+
+
+def _mean_change(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> float:
+    pairs = [abs(a - b) for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=True)]
+    return math.fsum(pairs) / len(pairs)
 
 
 def make_probe(policy: Policy, *, num_ids: int, role: str = STUDENT) -> Probe:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import httpx
 
 from distill.calls import Unusable, read_json
-from distill.engines.publishing import Probe, read_probe
+from distill.engines.publishing import Arrivals, Probe, read_probe
 from distill.engines.server_answers import PromptReader
 from distill.engines.server_handshake import MODELS, models_of
 from distill.engines.server_requests import COMPLETIONS, scoring_body
@@ -58,6 +58,8 @@ class Sync:
     here: str
     there: str
     tolerance: float
+    arrivals: dict[str, Arrivals] = field(default_factory=dict)
+    """What each server said last."""
 
     def prepare(self, checkpoint: CheckpointRef) -> Delivery:
         """Check that a checkpoint can be delivered at all. ConfigError or EngineError if not."""
@@ -90,8 +92,12 @@ class Sync:
             body = {"method": "reload_weights", "kwargs": {"weights_path": new.path}}
             one.post(RPC, [body], _anything, hints=NO_RPC)
             one.post(RESET, [{}], _was_reset, hints=NO_RPC)
-        return new.probe.require(
-            self._found(one, new), tolerance=self.tolerance, engine=f"engine at {one.urls[0]}"
+        (url,) = one.urls
+        return self.arrivals.setdefault(url, Arrivals()).require(
+            new.probe,
+            self._found(one, new),
+            tolerance=self.tolerance,
+            engine=f"engine at {url}",
         )
 
     def holds(self, one: Replicas, sent: Delivery) -> bool:

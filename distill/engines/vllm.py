@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distill.engines.publishing import PROBE, Probe, read_probe
+from distill.engines.publishing import PROBE, Arrivals, Probe, read_probe
 from distill.engines.sampling import check
 from distill.engines.vllm_options import VLLMOptions, slot_rank
 from distill.engines.vllm_requests import (
@@ -87,6 +87,7 @@ class VLLMEngine:
         self._shapes = weight_shapes(model)
         self._served: _Served | None = None
         self._probe: Probe | None = None
+        self._arrivals = Arrivals()
         self._sent = 0  # version of the full weights inside
         self._next_id = 1
         self._broken = ""  # why its weights cannot be sampled from
@@ -304,7 +305,8 @@ class VLLMEngine:
 
     def _gap(self, probe: Probe, adapter: Any) -> float:
         found = self._score(probe.token_ids, adapter)
-        return probe.require(found, tolerance=self.options.tolerance, engine=NAME)
+        tolerance = self.options.tolerance
+        return self._arrivals.require(probe, found, tolerance=tolerance, engine=NAME)
 
     # -- state -----------------------------------------------------------------------------
 

@@ -445,3 +445,12 @@ def test_options_that_make_no_sense_are_refused(changes, match):
     with pytest.raises(ConfigError, match=match) as failed:
         RemoteOptions(**({"urls": ("http://127.0.0.1:1",)} | changes))
     assert "my-secret" not in str(failed.value)
+
+
+def test_a_view_beyond_what_the_model_reads_is_refused():
+    model = make_model(1)
+    model.config.max_position_embeddings = 4
+    with serving(make_scorer(model)) as served:
+        answer = ask(served.url, question().pack())
+    assert answer.status_code == 413
+    assert "at most 4 tokens, as many as tiny reads" in answer.json()["error"]

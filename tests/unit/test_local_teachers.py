@@ -143,3 +143,14 @@ def test_a_damaged_model_is_named(folder, tmp_path):
     pytest.importorskip("bitsandbytes", reason="the extra `quant` is not installed")
     with pytest.raises(CheckpointError, match="cannot be loaded in int4 on cpu"):
         load_frozen(tmp_path, dtype="float32", quantize="int4", device=CPU)
+
+
+def test_weights_in_the_older_format_have_names_too_and_none_are_refused(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match="it holds none"):
+        weights_digest(tmp_path, dtype="float32", quantize="none")
+    names = []
+    for content in (b"one", b"two"):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        names.append(weights_digest(tmp_path, dtype="float32", quantize="none"))
+    assert names[0] != names[1]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from distill.engines.fed import FedEngine
 from distill.engines.hf import HFEngine
-from distill.engines.publishing import publish, read_probe
+from distill.engines.publishing import Arrivals, Probe, publish, read_probe
 from distill.engines.refreshed import RefreshedEngine, rest
 from distill.errors import EngineError
 from distill.followers import FollowerSpec
@@ -170,6 +170,34 @@ def test_an_engine_that_keeps_its_old_weights_is_found_out_before_it_samples(tmp
     with pytest.raises(EngineError, match="does not have the weights that were sent"):
         fed.load(replace(live(policy, 1)))
     assert fed.policy_version == 0
+
+
+def test_an_update_far_below_the_tolerance_that_never_arrived_is_found_out(tmp_path):
+    policy = make_policy()
+
+    def probe(version: int) -> Probe:
+        ref = publish(policy, CHAT.tokenizer, tmp_path / "a", step=0, policy_version=version)
+        found = read_probe(ref.path)
+        assert found is not None
+        return found
+
+    first = probe(0)
+    with torch.no_grad():
+        policy.head().weight.mul_(1.0005)
+    second = probe(1)
+    old, new = [list(map(list, p.logprobs)) for p in (first, second)]
+    deaf = Arrivals()
+    deaf.require(first, old, tolerance=0.02, engine="e")
+    with pytest.raises(EngineError, match="answers as it did before the weights were sent"):
+        deaf.require(second, old, tolerance=0.02, engine="e")
+    working = Arrivals()
+    working.require(first, old, tolerance=0.02, engine="e")
+    assert working.require(second, new, tolerance=0.02, engine="e") < 1e-6
+    # The same weights again, and a change too small to be told from rounding, say nothing.
+    assert working.require(second, new, tolerance=0.02, engine="e") < 1e-6
+    with torch.no_grad():
+        policy.head().weight.mul_(1.0000001)
+    assert working.require(probe(2), new, tolerance=0.02, engine="e") < 1e-4
 
 
 class Sleeper(FolderEngine):
