@@ -13,12 +13,16 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distill.config import Config
 from distill.errors import DistillError, PreflightError
 from flows.doctor_checks import Check as Check
 from flows.doctor_checks import Finding, Load, Rule, Subject, guarded, ok
 from flows.identity import foreign_packages, places
+
+if TYPE_CHECKING:
+    from distill.devices import Device
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +49,11 @@ def examine(
     """Every check of the machine; with a configuration those of its stages too.
 
     `device` names a GPU that memory and time are estimated for; empty takes the one that is there.
+    ConfigError for one whose rates nobody knows.
     """
+    from distill.devices import find_device
+
+    named = find_device(device) if device else None
     if config is None:
         return [*machine(home), _devices()]
     from flows import wiring
@@ -57,8 +65,11 @@ def examine(
 
     load = loader(config, home)
     checks = [*machine(home, _space(config, home, load)), _devices()]
-    checks += guarded("configuration", settled)
-    return checks + stages(config, home, load, full=full, device=device)
+    found = stages(config, home, load, full=full, device=named)
+    told = {check.detail for check in found if check.status == "fail"}
+    # What a stage finds is said once, under the name of the stage.
+    settings = [c for c in guarded("configuration", settled) if c.detail not in told]
+    return [*checks, *settings, *found]
 
 
 def machine(home: Path, needed: int = 0) -> list[Check]:
@@ -71,7 +82,7 @@ def machine(home: Path, needed: int = 0) -> list[Check]:
 
 def require_ready(home: Path, config: Config | None = None) -> None:
     """PreflightError with the first quick check that fails: those of the machine and, with a
-    configuration, those of its stages. Warnings are logged."""
+    configuration, those of its stages. Servers may still be starting. Warnings are logged."""
     if config is None:
         checks = machine(home)
     else:
@@ -80,7 +91,7 @@ def require_ready(home: Path, config: Config | None = None) -> None:
         load = loader(config, home)
         checks = machine(home, _space(config, home, load))
         if not any(check.status == "fail" for check in checks):
-            checks += stages(config, home, load)
+            checks += stages(config, home, load, waits=True)
     for check in checks:
         line = "; ".join(filter(None, (f"{check.name}: {check.detail}", check.advice)))
         if check.status == "fail":
@@ -99,25 +110,34 @@ def _space(config: Config, home: Path, load: Load) -> int:
 
 
 def stages(
-    config: Config, home: Path, load: Load, *, full: bool = False, device: str = ""
+    config: Config,
+    home: Path,
+    load: Load,
+    *,
+    full: bool = False,
+    device: Device | None = None,
+    waits: bool = False,
 ) -> list[Check]:
     """The checks of every stage's model, teacher, data and engine. Stages that agree on what a
-    check reads are checked once, under the name of the first."""
-    seen, checks = set[str](), list[Check]()
+    check reads are checked once, under the name of the first. `waits`: servers may still be
+    starting, because a night waits for them."""
+    seen, checks, unread = set[str](), list[Check](), set[str]()
+    parts = [(stage.name, config.for_stage(stage)) for stage in config.stages]
     subjects = [
         Subject(
-            name=stage.name,
-            own=config.for_stage(stage),
+            name=name,
+            own=own,
             config=config,
             home=home,
             load=load,
             device=device,
+            waits=waits,
         )
-        for stage in config.stages
-    ] or [Subject(name="model", own=config, config=config, home=home, load=load, device=device)]
+        for name, own in parts or [("model", config)]
+    ]
     try:
         for subject in subjects:
-            checks += _stage(subject, _rules(full), seen)
+            checks += _stage(subject, _rules(full), seen, unread)
         if full and any(stage.target == "student" for stage in config.stages):
             last = config.last_student().name
             checks += _rehearsals(next(s for s in subjects if s.name == last))
@@ -129,7 +149,11 @@ def stages(
     return checks
 
 
-def _stage(subject: Subject, rules: Sequence[Rule], seen: set[str]) -> list[Check]:
+def _stage(
+    subject: Subject, rules: Sequence[Rule], seen: set[str], unread: set[str]
+) -> list[Check]:
+    """The checks of one stage. What could not be read of its data is kept in `unread`: other rules
+    stumble over the same and add nothing."""
     checks: list[Check] = []
     broken = False
     table = subject.own.to_dict() | {"tokens": subject.tokens}
@@ -139,6 +163,9 @@ def _stage(subject: Subject, rules: Sequence[Rule], seen: set[str]) -> list[Chec
             continue
         seen.add(key)
         found = guarded(f"{subject.name}: {rule.name}", partial(rule.run, subject))
+        found = [check for check in found if check.detail not in unread]
+        if rule.name == "data":
+            unread |= {check.detail for check in found if check.status == "fail"}
         if rule.name == "model":
             broken = any(check.status == "fail" for check in found)
         checks += found
@@ -149,8 +176,10 @@ def _rules(full: bool) -> list[Rule]:
     from flows import (
         doctor_data,
         doctor_models,
+        doctor_packages,
         doctor_resources,
         doctor_scoring,
+        doctor_servers,
         doctor_teachers,
         doctor_tokens,
     )
@@ -158,17 +187,24 @@ def _rules(full: bool) -> list[Rule]:
     path = ("model", "engine", "teacher", "reference", "objective", "sampling", "data")
     rules = [
         Rule("data", doctor_data.check_data, ("data",), needs_model=False),
+        Rule(
+            "packages",
+            doctor_packages.check_packages,
+            ("engine", "teacher", "reference", "analyst", "model"),
+            needs_model=False,
+        ),
         Rule("model", doctor_models.check_model, ("tokens",)),
         Rule("template", doctor_tokens.check_template, ("tokens",)),
         Rule("stop set", doctor_tokens.check_stop_set, ("tokens",)),
+        Rule("engine", doctor_packages.check_heads, ("engine", "model")),
         Rule("teacher", doctor_teachers.check_teacher, SAME_TOKENS, needs_model=False),
         Rule("adapter", doctor_models.check_adapter, SAME_TOKENS),
         Rule("prompts", doctor_data.check_prompts, ("tokens", "data", "sampling")),
         Rule("sampling", doctor_scoring.check_sampling, ("sampling", "teacher")),
         Rule(
-            "servers", doctor_scoring.check_servers, ("engine", "teacher", "reference", "analyst")
+            "servers", doctor_servers.check_servers, ("engine", "teacher", "reference", "analyst")
         ),
-        Rule("scorer", doctor_scoring.check_handshake, path),
+        Rule("scorer", doctor_servers.check_handshake, path),
         Rule("equal teacher", doctor_scoring.check_equal_teacher, path),
         Rule("memory and time", doctor_resources.check_fits, (*path, "trainer")),
     ]
@@ -177,7 +213,7 @@ def _rules(full: bool) -> list[Rule]:
 
         rules += [
             Rule("weights", doctor_models.check_finite, ("model", "teacher", "reference")),
-            Rule("scorer in two orders", doctor_scoring.check_orders, path),
+            Rule("scorer in two orders", doctor_servers.check_orders, path),
             Rule("engine and trainer", doctor_engines.check_agreement, path),
             Rule("delivery", doctor_engines.check_canary, path),
             Rule("equal teacher, real", doctor_scoring.check_equal_teacher_full, path),

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from distill.config import STAGE_PREFIX, Config
-from distill.errors import DistillError
+from distill.errors import CheckpointError, DistillError
 from distill.rundir import read_json
 
 if TYPE_CHECKING:
+    from distill.devices import Device
     from distill.objectives.base import Objective
     from distill.tokens import Chat
     from distill.types import Message
@@ -89,8 +90,10 @@ class Subject:
     """The whole configuration."""
     home: Path
     load: Load
-    device: str = ""
-    """A GPU that memory and time are estimated for; empty takes the one that is there."""
+    device: Device | None = None
+    """What memory and time are estimated for; None takes the GPU that is there."""
+    waits: bool = False
+    """Whether a night follows, which waits for servers that are still starting."""
     room: dict[str, Any] = field(default_factory=dict)
     """What expensive checks hand to one another, by name."""
 
@@ -179,11 +182,27 @@ def urls_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def end_ids(folder: Path) -> tuple[int, ...]:
-    """Ends of a reply that the files of a model name."""
+    """Ends of a reply that the files of a model name. CheckpointError for one that is no id."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        value = read_json(path).get("eos_token_id") if path.exists() else None
-        if value is not None:
-            found += value if isinstance(value, list) else [value]
+        value = read_table(path).get("eos_token_id") if path.exists() else None
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if any(type(one) is not int for one in ids):
+            raise CheckpointError(
+                f"{path}: eos_token_id should be a token id or a list of them, found {value!r}; "
+                "restore the file from where the model came from"
+            )
+        found += ids
     return tuple(dict.fromkeys(found))
+
+
+def read_table(path: Path) -> Mapping[str, Any]:
+    """The object of a JSON file. DataError for a damaged file, CheckpointError for no object."""
+    table = read_json(path)
+    if not isinstance(table, Mapping):
+        raise CheckpointError(
+            f"{path} should hold an object, found {type(table).__name__}; restore the file from "
+            "where the model came from"
+        )
+    return table

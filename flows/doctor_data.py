@@ -23,6 +23,7 @@ def check_data(subject: Subject) -> list[Finding]:
     from evals.envs.table import Table
     from flows import wiring
 
+    subject.prompts  # noqa: B018 - what cannot be read is said here, and nowhere else
     if not subject.own.data.name or wiring.is_made(subject.own):
         return []
     env = wiring.build_env(subject.own)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from distill.config import STAGE_PREFIX, Config
-from distill.errors import CheckpointError
-from distill.rundir import read_json
+from distill.errors import CheckpointError, DataError
 from flows.doctor_checks import (
     Finding,
     Load,
@@ -19,6 +19,7 @@ from flows.doctor_checks import (
     fail,
     named_tables,
     ok,
+    read_table,
     warn,
 )
 
@@ -58,7 +59,7 @@ def _load(path: str, config: Config, load: Load, home: Path) -> Loaded:
     found = resolve_model(path, home=home, revision=model.revision if model else None)
     folder = Path(found.dir_or_id)
     trust = model.trust_remote_code if model else False
-    settings = read_json(folder / "config.json")
+    settings = read_table(folder / "config.json")
     text = settings.get("text_config", settings)  # of models that also see or hear
     try:
         tokenizer = load_tokenizer(str(folder), trust_remote_code=trust)
@@ -89,18 +90,34 @@ def check_model(subject: Subject) -> list[Finding]:
         )
     ]
     if loaded.vocab_size is not None and loaded.vocab_size < size:
-        found.append(
-            fail(
-                f"the tokenizer has {size} tokens, the model {loaded.vocab_size}",
-                "use the tokenizer that belongs to the weights",
-            )
-        )
+        found.append(_narrow(subject, loaded.vocab_size))
     elif loaded.vocab_size is not None and loaded.vocab_size > size:
         extra = loaded.vocab_size - size
         found.append(
             ok(f"the output layer has {loaded.vocab_size} rows; the last {extra} are padding")
         )
     return found
+
+
+def _narrow(subject: Subject, rows: int) -> Finding:
+    """A tokenizer with more ids than its model has rows: some models of vision keep it so."""
+    tokenizer, chat = subject.loaded.tokenizer, subject.chat
+    used = {*chat.stop_token_ids, chat.pad_id}
+    used |= {i for i in (tokenizer.pad_token_id, tokenizer.bos_token_id) if i is not None}
+    with suppress(DataError):  # said by the checks of the data and of the template
+        used |= {i for ids in chat.prompts(subject.prompts, limit=0) for i in ids}
+    detail = f"the tokenizer has {len(tokenizer)} tokens, the model {rows}"
+    first = min((i for i in used if i >= rows), default=None)
+    if first is None:
+        extra = len(tokenizer) - rows
+        return warn(
+            f"{detail}: the last {extra} ids have no row and must not be used",
+            "keep what they stand for out of the tasks, such as images",
+        )
+    return fail(
+        f"{detail}: {tokenizer.convert_ids_to_tokens(first)!r} (id {first}) is used and has no row",
+        "use the tokenizer that belongs to the weights",
+    )
 
 
 def check_adapter(subject: Subject) -> list[Finding]:
@@ -119,13 +136,14 @@ def _adapter(folder: Path, subject: Subject) -> list[Finding]:
 
     shapes = tensor_shapes(adapter_dir(folder) / ADAPTER_WEIGHTS)
     base = subject.loaded.folder
-    recorded = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or ""
+    settings = read_table(folder / "adapter_config.json")
+    recorded = str(settings.get("base_model_name_or_path") or "")
     if base is None:
         return [ok(f"{folder}: {len(shapes)} tensors; its base is yet to be made")]
     below: dict[str, tuple[int, ...]] = {}
     for file in sorted(base.glob("*.safetensors")):
         below |= tensor_shapes(file)
-    wrong = _misfit(shapes, below)
+    wrong = _misfit(shapes, below, turned=bool(settings.get("fan_in_fan_out")))
     advice = "name the model that the adapter was trained on in model.path, or another adapter"
     if wrong:
         return [
@@ -147,19 +165,42 @@ def _adapter(folder: Path, subject: Subject) -> list[Finding]:
     return [ok(f"{folder}: {len(shapes)} tensors that fit {base}")]
 
 
-def _misfit(adapter: Mapping[str, tuple[int, ...]], base: Mapping[str, tuple[int, ...]]) -> str:
-    """The first tensor of an adapter that its base has no place for; empty when all fit."""
+def _misfit(
+    adapter: Mapping[str, tuple[int, ...]],
+    base: Mapping[str, tuple[int, ...]],
+    *,
+    turned: bool,
+) -> str:
+    """The first tensor of an adapter that its base has no place for; empty when all fit.
+
+    `turned`: the base keeps its weights as [in, out] (`fan_in_fan_out`), where sides say nothing.
+    """
     for name, shape in sorted(adapter.items()):
         for part, side in ((".lora_A.", 1), (".lora_B.", 0)):
             if part not in name:
                 continue
-            layer = name.partition(part)[0].removeprefix("base_model.model.") + ".weight"
-            wanted = base.get(layer)
-            if wanted is None:
-                return f"the base has no {layer}"
-            if len(shape) == 2 and shape[side] != wanted[side]:
-                return f"{name} is {list(shape)}, but {layer} is {list(wanted)}"
+            layer = name.partition(part)[0].removeprefix("base_model.model.")
+            layer = layer.removesuffix(".base_layer")
+            places = _places(layer, base)
+            if not places and layer.rpartition(".")[2] != "lm_head":  # a tied head is not stored
+                return f"the base has no {layer}.weight"
+            known = {p: base[p] for p in places if p.endswith(".weight") and len(base[p]) == 2}
+            if turned or len(shape) != 2 or not known:
+                continue
+            if all(shape[side] != sides[side] for sides in known.values()):
+                place, sides = next(iter(known.items()))
+                return f"{name} is {list(shape)}, but {place} is {list(sides)}"
     return ""
+
+
+def _places(layer: str, base: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The tensor of a layer, or those that may be it. Files and classes often disagree about what
+    stands before the number of a layer, so names are then compared from there on."""
+    if f"{layer}.weight" in base:
+        return [f"{layer}.weight"]
+    tail = re.search(r"[^.]+\.\d+\..*$", layer)
+    words = tail.group() if tail else layer.rpartition(".")[2]
+    return [name for name in base if f".{words}." in f".{name}."]
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:

@@ -151,16 +151,19 @@ def adapter_numbers(subject: Subject, numbers: int) -> int:
 
 
 def check_fits(subject: Subject) -> list[Finding]:
-    """Memory and time of a step on a GPU; nothing to say where there is none and none is named."""
+    """Memory and time of a step on a GPU; nothing to say where none is used and none is named.
+    Where they cannot be estimated it is said: a night may well run."""
     from distill.footprint import floor, footprint
     from distill.workload import workload_of
 
-    device = device_of(subject.device)
     stage = subject.own.stages[0] if subject.own.stages else None
-    if device is None or stage is None or stage.target == "data":
+    if stage is None or stage.target == "data":
         return []
     try:
-        student = _shape(subject, subject.own.model.path, subject.own.model)
+        device = subject.device or gpu_here(subject.own)
+        if device is None:
+            return []
+        student = model_shape(subject, subject.own.model.path, subject.own.model)
         teacher = _widest(subject)
     except ConfigError as error:
         return [warn(str(error), "watch the memory of the first steps yourself")]
@@ -189,14 +192,14 @@ def check_fits(subject: Subject) -> list[Finding]:
     ]
 
 
-def device_of(name: str) -> Device | None:
-    """The device that is named, else the first GPU; None without one. ConfigError for a name that
-    nobody knows the rates of."""
-    from distill.devices import find_device
-
-    if name:
-        return find_device(name)
+def gpu_here(config: Config) -> Device | None:
+    """The first GPU of this machine; None without one, and for a model on the CPU. ConfigError for
+    a GPU that nobody knows the rates of."""
+    if config.model.device == "cpu":
+        return None
     import torch
+
+    from distill.devices import find_device
 
     if not torch.cuda.is_available():
         return None
@@ -204,14 +207,14 @@ def device_of(name: str) -> Device | None:
     return replace(find_device(torch.cuda.get_device_name(0)), memory=memory)
 
 
-def _shape(subject: Subject, path: str, model: ModelSection) -> Shape:
+def model_shape(subject: Subject, path: str, model: ModelSection) -> Shape:
     """The sizes of a model: of one that an earlier stage makes, as it will be made."""
     from distill.workload import built_shape, read_shape
 
     if path.startswith(STAGE_PREFIX):
         stage = subject.config.stage(path.removeprefix(STAGE_PREFIX))
         made = subject.config.for_stage(stage).model
-        return _shape(subject, made.path, made)
+        return model_shape(subject, made.path, made)
     loaded = subject.load(path)
     if loaded.folder is not None:
         return read_shape(loaded.folder)
@@ -224,7 +227,7 @@ def _widest(subject: Subject) -> Shape | None:
     """The largest model among the teachers of this process."""
     named = subject.own.teacher
     found = [
-        _shape(subject, str(options["path"]), subject.own.model)
+        model_shape(subject, str(options["path"]), subject.own.model)
         for name, options in named_tables(named.name, named.options)
         if name in ("local", "text") and options.get("path")
     ]

@@ -1,47 +1,18 @@
-"""Doctor: the path from scores to the loss. A teacher equal to the student must teach nothing.
-
-Also what a served teacher says of itself before anything is asked of it for hours.
-"""
+"""Doctor: the path from scores to the loss. A teacher equal to the student must teach nothing."""
 
 from __future__ import annotations
 
-import math
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from typing import TYPE_CHECKING, Any
 
-from distill.config import Config
-from distill.errors import ConfigError
-from distill.sections import Named
-from distill.types import Rollout, Sampling, ScoreRequest, StopReason, TeacherView
-from flows.doctor_checks import Finding, Subject, fail, named_tables, ok, urls_of, warn
+from distill.types import Rollout, Sampling, StopReason
+from flows.doctor_checks import Finding, Subject, fail, ok, urls_of, warn
 
 if TYPE_CHECKING:
     from distill.policy import Policy
-    from distill.protocols import Teacher
 
 EQUAL = 1e-4
 """Largest loss and gradient norm of equal models: rounding in float32, far below any lesson."""
 EQUAL_BF16 = 5e-2
-PATIENCE = 2.0
-"""Seconds that a server may take to accept a connection."""
-HURRY: Mapping[str, Any] = {"deadline": 20.0, "timeout": 20.0, "retries": 1}
-"""How patiently a server is asked here."""
-ORDERS = 1e-4
-"""Largest difference of a log-probability between two orders of the same requests."""
-
-
-@runtime_checkable
-class Probed(Protocol):
-    """A served teacher that can try itself: the longest planned sequence at the planned k, and the
-    same requests in two orders. Raises TeacherError for what cannot work; answers with `longest`,
-    `seconds` and `largest_gap`."""
-
-    def probe(self, longest: int, k: int) -> Any: ...
 
 
 def check_equal_teacher(subject: Subject) -> list[Finding]:
@@ -156,6 +127,8 @@ def sampled_rows(subject: Subject, policy: Policy, *, prompts: int = 2) -> list[
 
 def check_sampling(subject: Subject) -> list[Finding]:
     """Student, engine and teacher must mean the same distribution."""
+    from flows.doctor_servers import served
+
     own = subject.own
     if subject.objective is None:
         return []
@@ -188,154 +161,3 @@ def check_sampling(subject: Subject) -> list[Finding]:
     if not found:
         found.append(ok(f"temperature {temperature:g} on both sides, whole vocabulary"))
     return found
-
-
-def served(name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Teachers behind a server that scores tokens; those that only write are not meant."""
-    for inner, table in named_tables(name, options):
-        if urls_of(table) and inner != "black_box":
-            yield inner, table
-
-
-def check_servers(subject: Subject) -> list[Finding]:
-    """Does anybody answer where an engine or a teacher is named?"""
-    found: list[Finding] = []
-    own = subject.own
-    for section in ("engine", "teacher", "reference", "analyst"):
-        named = getattr(own, section)
-        for _, options in named_tables(named.name, named.options):
-            for url in urls_of(options):
-                problem = unreachable(url)
-                if problem:
-                    advice = f"start the server, or correct {section}.url"
-                    found.append(fail(f"nobody answers at {url} ({problem})", advice))
-                else:
-                    found.append(ok(f"{url} accepts connections"))
-    return found
-
-
-def unreachable(url: str) -> str:
-    """Why no connection to a server can be made; empty when one can."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    host = parts.hostname or ""
-    if parts.scheme in getproxies() and not proxy_bypass(host):
-        return ""  # asked through a proxy, which alone can tell
-    try:
-        with socket.create_connection((host, port), timeout=PATIENCE):
-            return ""
-    except OSError as error:
-        return error.strerror or str(error) or type(error).__name__
-
-
-def check_handshake(subject: Subject) -> list[Finding]:
-    """What served teachers say of themselves when they are greeted: model, tokenizer, cap on k,
-    mode of the log-probabilities, length."""
-    k, longest = planned(subject)
-    return [
-        ok(
-            f"{teacher.name} has this tokenizer and answers with k = {k}; it offers "
-            f"{', '.join(sorted(teacher.capabilities))}; planned are {longest} tokens"
-        )
-        for teacher in _served_teachers(subject)
-    ]
-
-
-def check_orders(subject: Subject) -> list[Finding]:
-    """The longest planned sequence at the planned k, and equal scores in two orders."""
-    return [
-        finding for teacher in _served_teachers(subject) for finding in _orders(subject, teacher)
-    ]
-
-
-def _orders(subject: Subject, teacher: Teacher) -> list[Finding]:
-    k, longest = planned(subject)
-    if isinstance(teacher, Probed):
-        told = teacher.probe(longest, k)
-        return [
-            ok(
-                f"{teacher.name} scored {told.longest} tokens with k = {k} in {told.seconds:.1f} "
-                f"s; two orders differ by at most {told.largest_gap:.1e}"
-            )
-        ]
-    prompts = subject.chat.prompts(subject.prompts, limit=0)
-    views = [_view(ids, 8, str(i)) for i, ids in enumerate(prompts) if len(ids) > 1]
-    want = ScoreRequest(candidates=k)
-    first = teacher.score(views, want)
-    second = teacher.score(views[::-1], want)[::-1]
-    worst, where = 0.0, 0
-    for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        gaps = [abs(x - y) for x, y in zip(a.logprobs, b.logprobs, strict=True)]
-        if any(math.isnan(gap) for gap in gaps) or max(gaps, default=0.0) > worst:
-            worst, where = max(gaps), number
-    text = f"{len(views)} prompts in two orders differ by at most {worst:.1e}"
-    found = [ok(text)]
-    if not worst <= ORDERS:
-        found = [
-            fail(
-                f"{text} (prompt {where}, bound {ORDERS:.0e}): the server's answer depends on what "
-                "it was asked before",
-                "turn the server's prefix cache off for scoring, or update the server",
-            )
-        ]
-    ids = (prompts[0] * (longest // len(prompts[0]) + 1))[:longest]
-    teacher.score(
-        [_view(ids, min(longest - 1, subject.own.sampling.max_new_tokens), "longest")], want
-    )
-    return [*found, ok(f"a sequence of {longest} tokens was scored with k = {k}")]
-
-
-def planned(subject: Subject) -> tuple[int, int]:
-    """Candidates per token, and tokens of the longest sequence, that the stage will ask for."""
-    from distill.objectives.base import num_candidates
-
-    objective, own = subject.objective, subject.own
-    asks = objective and {"teacher.candidates", "teacher.own_top_k"} & objective.needs
-    k = num_candidates(objective) if objective and asks else 0
-    return k, own.model.max_length + own.sampling.max_new_tokens
-
-
-def _view(ids: Sequence[int], last: int, name: str) -> TeacherView:
-    """A prompt whose last tokens are scored as if they were a reply."""
-    first = max(1, len(ids) - last)
-    return TeacherView(
-        token_ids=tuple(ids), positions=tuple(range(first, len(ids))), kind="plain", id=name
-    )
-
-
-def _served_teachers(subject: Subject) -> list[Teacher]:
-    """The stage's teachers that score behind a server, made once; nobody is waited for."""
-    from flows import teaching
-    from flows.doctor_models import micro_policy
-    from flows.night import Student
-
-    named = subject.own.teacher
-    tables = list(served(named.name, named.options))
-    if not tables:
-        return []
-    if "teachers" not in subject.room:
-        student = Student(policy=micro_policy(subject), chat=subject.chat)
-        k, _ = planned(subject)
-        made = [
-            teaching.Surroundings(
-                config=_impatient(subject.own, name, table),
-                student=student,
-                locate=_nowhere,
-                candidates=k,
-            ).teacher()
-            for name, table in tables
-            if not any(unreachable(url) for url in urls_of(table))  # which fails by itself
-        ]
-        subject.room["teachers"] = [teacher for teacher in made if teacher is not None]
-    teachers: list[Teacher] = subject.room["teachers"]
-    return teachers
-
-
-def _impatient(own: Config, name: str, table: Mapping[str, Any]) -> Config:
-    """The configuration with one served teacher alone, which is not waited for."""
-    options = {k: v for k, v in table.items() if k not in ("name", "cache")}
-    return replace(own, teacher=Named(name=name, options={**options, **HURRY}))
-
-
-def _nowhere(path: str, revision: str | None) -> Path:
-    raise ConfigError(f"a served teacher should need no folder, but asked for {path!r}")

@@ -90,18 +90,26 @@ def short(text: str) -> str:
 
 
 def _markers(chat: Chat, text: str) -> Iterator[Finding]:
-    """Each marker must be one token: cut into letters it means nothing to the model."""
-    ids = chat.encode([text])[0]
-    for marker in dict.fromkeys(_MARKER.findall(text)):
+    """A marker that ends a turn must be one token, or no reply can stop at it. Roles and thoughts
+    may be plain words where the model was trained with them so."""
+    ids, end = chat.encode([text])[0], end_marker(chat)
+    stops = set(chat.encode([_behind_reply(chat)])[0]) & {*chat.stop_token_ids}
+    for marker in dict.fromkeys([*_MARKER.findall(text), *filter(None, [end])]):
         own = chat.encode([marker])[0]
         if len(own) != 1:
             pieces = chat.tokenizer.convert_ids_to_tokens(own)
-            # Thoughts may stand between plain words; turns may not.
-            yield (warn if "think" in marker else fail)(
-                f"the template writes {marker!r} at character {text.index(marker)}, which this "
-                f"tokenizer cuts into {len(own)} tokens: {' '.join(map(repr, pieces[:8]))}",
-                "use the tokenizer that the template was written for, with its special tokens",
+            where = f"at character {text.index(marker)}" if marker in text else "behind a reply"
+            note = (
+                f"the template writes {marker!r} {where}, which this tokenizer cuts into "
+                f"{len(own)} tokens: {' '.join(map(repr, pieces[:8]))}"
             )
+            advice = "use the tokenizer that the template was written for, with its special tokens"
+            if marker == end and not stops:
+                yield fail(f"{note}; a reply should stop there", advice)
+            else:
+                yield warn(
+                    note, f"fine if the model was trained with it as plain text; else {advice}"
+                )
         elif ids.count(own[0]) < text.count(marker):
             yield fail(
                 f"{marker!r} stands {text.count(marker)} times in a prompt, but its token "
@@ -256,7 +264,9 @@ def check_stop_set(subject: Subject) -> list[Finding]:
         )
     ]
     end = turn_end(chat)
-    if end is not None and end not in chat.stop_token_ids:
+    if is_cut(chat, end_marker(chat)):
+        pass  # its first letter is no end; the check of the template says what is wrong
+    elif end is not None and end not in chat.stop_token_ids:
         text = str(loaded.tokenizer.convert_ids_to_tokens(end))
         found.append(
             fail(
@@ -289,14 +299,27 @@ def check_stop_set(subject: Subject) -> list[Finding]:
 def turn_end(chat: Chat) -> int | None:
     """The first token that the template writes behind an assistant's words; None for white space,
     for nothing, and for a template that joins contents."""
-    if is_plain(chat.tokenizer):
-        return None
-    asked, said = Message(role="user", content="a"), Message(role="assistant", content=REPLY)
-    rest = chat.written([asked, said]).rpartition(REPLY)[2]
-    if not rest.strip():
-        return None
-    first = chat.encode([rest.lstrip()])[0]
+    rest = _behind_reply(chat)
+    first = chat.encode([rest])[0] if rest else []
     return first[0] if first else None
+
+
+def end_marker(chat: Chat) -> str:
+    """The marker, such as `<|im_end|>`, that the template writes right behind an assistant's words;
+    empty where there is none."""
+    found = _MARKER.match(_behind_reply(chat))
+    return found.group() if found else ""
+
+
+def is_cut(chat: Chat, marker: str) -> bool:
+    return bool(marker) and len(chat.encode([marker])[0]) != 1
+
+
+def _behind_reply(chat: Chat) -> str:
+    if is_plain(chat.tokenizer):
+        return ""
+    asked, said = Message(role="user", content="a"), Message(role="assistant", content=REPLY)
+    return chat.written([asked, said]).rpartition(REPLY)[2].lstrip()
 
 
 def names_of(tokenizer: Any, ids: Sequence[int]) -> str:

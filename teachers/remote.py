@@ -164,7 +164,7 @@ class RemoteTeacher:
 
     def _greet(self, num_tokens: int, label: str) -> Served:
         """What the servers are. They must agree with each other and with the student."""
-        found = self._replicas.each("/info", Served.read)
+        found = self._replicas.each("/info", Served.read, patient=True)
         for url, served in zip(self._replicas.urls, found, strict=True):
             if served.tokenizer != self._tokenizer:
                 raise ConfigError(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from distill.errors import PreflightError
 from distill.models import build_model, new_adapter
 from distill.policy import AdapterSpec
 from distill.sections import ModelBuild
@@ -25,6 +26,7 @@ from doctor_parts import (
     START,
     SWITCHED,
     chat_tokenizer,
+    config_of,
     edit_json,
     edit_tokenizer,
     make_site,
@@ -36,6 +38,7 @@ from doctor_parts import (
 )
 from flows import doctor
 from flows.doctor_checks import Status
+from flows.doctor_models import _misfit
 from openai_server import ModelServer
 
 Plant = Callable[[Path, pytest.MonkeyPatch], Sequence[str]]
@@ -147,8 +150,23 @@ def pad_is_eos(site: Path, patch: pytest.MonkeyPatch) -> Sequence[str]:
     return ()
 
 
-def cut_marker(site: Path, patch: pytest.MonkeyPatch) -> Sequence[str]:
-    return _both(CHATML.replace("im_start", "im_begin"))(site, patch)
+def narrow(site: Path, patch: pytest.MonkeyPatch) -> Sequence[str]:
+    """One id more than rows, which nobody writes."""
+    for which in ("student", "teacher"):
+        edit_tokenizer(site / which, lambda tokenizer: tokenizer.add_tokens(["<image>"]))
+        edit_json(site / which / "config.json", vocab_size=79)
+    return ()
+
+
+def too_narrow(site: Path, patch: pytest.MonkeyPatch) -> Sequence[str]:
+    for which in ("student", "teacher"):
+        edit_json(site / which / "config.json", vocab_size=77)
+    return ()
+
+
+def odd_end(site: Path, patch: pytest.MonkeyPatch) -> Sequence[str]:
+    edit_json(site / "student" / "generation_config.json", eos_token_id="two")
+    return ()
 
 
 def _rows(change: Callable[[list[dict[str, Any]]], object], *words: str) -> Plant:
@@ -321,11 +339,39 @@ FAULTS = [
         says=("drops earlier thinking", "fork into one row per turn"),
     ),
     Fault(
-        name="a marker that is no token",
-        plant=cut_marker,
+        name="a role that is no token",
+        plant=_both(CHATML.replace("im_start", "im_begin")),
+        check="opd: template",
+        status="warn",
+        says=("'<|im_begin|>'", "cuts into 12 tokens", "trained with it as plain text"),
+    ),
+    Fault(
+        name="an end of a turn that is no token",
+        plant=_both(CHATML.replace("im_start", "im_begin").replace("im_end", "im_last")),
         check="opd: template",
         status="fail",
-        says=("'<|im_begin|>'", "cuts into 12 tokens"),
+        says=("'<|im_last|>'", "cuts into 11 tokens", "a reply should stop there"),
+    ),
+    Fault(
+        name="ids without a row that nobody uses",
+        plant=narrow,
+        check="opd: model",
+        status="warn",
+        says=("the last 1 ids have no row and must not be used",),
+    ),
+    Fault(
+        name="ids without a row that are used",
+        plant=too_narrow,
+        check="opd: model",
+        status="fail",
+        says=("'<|im_end|>' (id 77) is used and has no row",),
+    ),
+    Fault(
+        name="an end that is no id",
+        plant=odd_end,
+        check="opd: model",
+        status="fail",
+        says=("student/generation_config.json", "found 'two'"),
     ),
     Fault(
         name="a turn end outside the stop set",
@@ -535,7 +581,6 @@ def test_nan_weights_are_found_when_every_number_is_read(site: Path) -> None:
     name = sorted(tensors)[0]
     tensors[name].view(-1)[3] = torch.nan
     save_file(tensors, path, metadata={"format": "pt"})
-    from doctor_parts import config_of
     from flows.doctor_checks import Subject, guarded
     from flows.doctor_models import check_finite, loader
 
@@ -550,6 +595,24 @@ def test_nan_weights_are_found_when_every_number_is_read(site: Path) -> None:
     (check,) = guarded("opd: weights", lambda: check_finite(subject))
     assert check.status == "fail"
     assert f"{path}: {name} holds nan at [0, 3]" in check.detail
+
+
+def test_a_broken_data_file_is_reported_once(site: Path) -> None:
+    save_rows(site, [{"question": None, "answer": "a", "part": "train"}])
+    failed = [c for c in quick(site) if c.status == "fail"]
+    assert [c.name for c in failed] == ["opd: data"]
+    assert "tasks.jsonl line 1" in failed[0].detail
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", "base.transformer."])
+def test_an_adapter_of_turned_weights_fits_its_base(prefix: str) -> None:
+    base = {"transformer.h.0.attn.c_attn.weight": (32, 96)}
+    name = f"base_model.model.{prefix}h.0.attn.c_attn"
+    adapter = {f"{name}.lora_A.weight": (4, 32), f"{name}.lora_B.weight": (96, 4)}
+    assert _misfit(adapter, base, turned=True) == ""
+    assert "but transformer.h.0.attn" in _misfit(adapter, base, turned=False)
+    other = {name.replace("c_attn", "q"): shape for name, shape in adapter.items()}
+    assert f"the base has no {prefix}h.0.attn.q.weight" in _misfit(other, base, turned=True)
 
 
 SERVED = ["stage.opd.objective.support=top_k", "stage.opd.objective.chosen_by=teacher"]
@@ -587,6 +650,15 @@ def test_a_served_teacher_is_greeted_before_the_night(
     found = of_stages(site, *ask(site, server, *given))
     texts = [c.detail for c in found if (c.name, c.status) == (f"opd: {check}", status)]
     assert any(says in text for text in texts), found
+
+
+@pytest.mark.parametrize("given", ["stage.opd.objective.k=64", "stage.opd.teacher.model=huge"])
+def test_a_night_is_refused_for_a_wrong_answer_of_a_server(
+    site: Path, server: ModelServer, given: str
+) -> None:
+    config = config_of(site, *ask(site, server, given))
+    with pytest.raises(PreflightError, match=r"^opd: scorer: "):
+        doctor.require_ready(site / "home", config)
 
 
 def test_a_served_teacher_of_another_tokenizer_is_refused(site: Path) -> None:

@@ -150,13 +150,26 @@ def test_ids_beyond_the_vocabulary_are_no_candidates(server):
 # -- servers that are away -------------------------------------------------------------------
 
 
-def test_a_server_that_is_down_is_named_at_the_start():
+def test_a_server_that_is_down_is_waited_for_and_then_named():
     with ModelServer() as server:
         pass
-    with pytest.raises(EngineError, match=rf"{server.url}/v1/models .*ConnectError.*urls"):
-        engine_of(server)
-    with pytest.raises(TeacherError, match=rf"{server.url}/v1/models .*ConnectError.*urls"):
-        teacher_of(server)
+    words = rf"/v1/models within 0.3 s, .*{server.url}/v1/models: .*ConnectError"
+    with pytest.raises(EngineError, match=words):
+        engine_of(server, deadline=0.3)
+    with pytest.raises(TeacherError, match=words):
+        teacher_of(server, deadline=0.3)
+
+
+def test_a_server_that_starts_after_the_night_is_waited_for():
+    with ModelServer() as server:
+        pass
+    later = threading.Timer(0.5, server.start)
+    later.start()
+    try:
+        assert sample(engine_of(server))
+    finally:
+        later.join()
+        server.stop()
 
 
 def test_a_server_that_goes_down_for_good_ends_the_window_at_the_deadline():

