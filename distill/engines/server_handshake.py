@@ -61,7 +61,8 @@ def handshake(replicas: Replicas, model: str, label: str, tokenizer: Any = None)
     Raises ConfigError for a model that is not listed and for another tokenizer.
     """
     lengths = []
-    for url, cards in zip(replicas.urls, replicas.each(MODELS, models_of, patient=True), strict=True):
+    listed = replicas.each(MODELS, models_of, patient=True)
+    for url, cards in zip(replicas.urls, listed, strict=True):
         if model not in cards:
             raise ConfigError(
                 f"{label}.model is {model!r}, but {url} serves {', '.join(map(repr, cards))}; set "
