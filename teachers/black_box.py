@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from distill.calls import LOOPBACK, key_of
 from distill.errors import ConfigError, TeacherError
 from distill.messages import tools_of
 from distill.types import Message, Sampling
@@ -35,7 +35,6 @@ from teachers.writing import Written, check_request, is_continued
 __all__ = ["BlackBoxModel", "BlackBoxOptions"]
 
 logger = logging.getLogger(__name__)
-LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 T = TypeVar("T")
 
 
@@ -231,19 +230,7 @@ class BlackBoxModel:
         return headers
 
     def _key(self) -> str:
-        """Read anew each time, so that no object carries it."""
-        name = self.options.api_key_env
-        if not name:
-            return ""
-        key = os.environ.get(name, "").strip()
-        if not key:
-            raise ConfigError(
-                f"teacher.api_key_env names the variable {name}, which is not set or empty; "
-                f"export {name} before the run"
-            )
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key in the variable {name} holds characters that no key has")
-        return key
+        return key_of(self.options.api_key_env, "teacher")
 
 
 def _run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:

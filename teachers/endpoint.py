@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from distill.calls import RETRIED, retry_after
 from distill.errors import ConfigError
 from distill.types import Message
 
@@ -20,7 +18,6 @@ RESERVED = ("messages", "prompt", "model", "n", "stream")
 """Keys of a request that belong to the model; the rest may be set through `body`."""
 USABLE = {"stop", "length", "eos", None}
 """Reasons to finish after which the text is what the model wrote; others cut or replace it."""
-RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 MAX_WAIT = 30.0
 SHOWN = 200
 """Characters of a server's message that an error shows."""
@@ -190,7 +187,7 @@ def _shown(value: Any) -> str:
 
 
 def read_refusal(
-    status: int, data: Any, retry_after: str | None, prompt: Sequence[Message], key: str
+    status: int, data: Any, header: str | None, prompt: Sequence[Message], key: str
 ) -> Answer:
     """What a status other than 200 means."""
     # What a server says about a wrong key often holds a part of it.
@@ -208,7 +205,7 @@ def read_refusal(
         trouble=f"it answered with status {status}{said}",
         advice=advice,
         fatal=status not in RETRIED,
-        wait=seconds_to_wait(retry_after) if status in (429, 503) else None,
+        wait=retry_after(header) if status in (429, 503) else None,
     )
 
 
@@ -229,20 +226,6 @@ def server_message(data: Any, prompt: Sequence[Message], key: str) -> str:
         if short or any(len(w) == ECHO and w in words for w in windows):
             return " (its message repeats the prompt and is not shown)"
     return f": {text}"
-
-
-def seconds_to_wait(header: str | None) -> float | None:
-    """Retry-After as seconds; it may be a number or a date."""
-    if not header:
-        return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(header).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def seed_of(key: str) -> int:

@@ -10,11 +10,12 @@ from email.utils import formatdate
 
 import pytest
 
+from distill.calls import retry_after
 from distill.errors import ConfigError, TeacherError
 from distill.types import Message, Sampling
 from endpoint import Reply, completion, echo, serve
 from teachers.black_box import BlackBoxModel, BlackBoxOptions
-from teachers.endpoint import read_answer, seconds_to_wait, seed_of, server_message
+from teachers.endpoint import read_answer, seed_of, server_message
 
 SECRET = "sk-very-secret-0123456789"
 PROMPT = (Message(role="user", content="a question that nobody else may read"),)
@@ -230,11 +231,11 @@ def test_a_wait_beyond_the_deadline_is_an_error_at_once():
 
 
 def test_retry_after_is_read_as_seconds_or_as_a_date():
-    assert seconds_to_wait("2.5") == 2.5
-    assert seconds_to_wait("-1") == 0.0
-    assert 50 < seconds_to_wait(formatdate(time.time() + 60, usegmt=True)) <= 60
+    assert retry_after("2.5") == 2.5
+    assert retry_after("-1") == 0.0
+    assert 50 < retry_after(formatdate(time.time() + 60, usegmt=True)) <= 60
     for junk in ("soon", "", None, "nan", "inf"):
-        assert seconds_to_wait(junk) is None
+        assert retry_after(junk) is None
 
 
 # -- what is an error ---------------------------------------------------------------------------
