@@ -19,6 +19,7 @@ from flows import (
     cli_bench,
     cli_compare,
     cli_curriculum,
+    cli_export,
     cli_forget,
     cli_logs,
     cli_models,
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 for _module in (
     *(cli_night, cli_compare, cli_models, cli_skills, cli_logs, cli_curriculum, cli_forget),
-    *(cli_runs, cli_bench, cli_setup, cli_teacher),
+    *(cli_export, cli_runs, cli_bench, cli_setup, cli_teacher),
 ):
     _module.register(app)
 

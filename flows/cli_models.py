@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from distill.errors import ConfigError
+from flows import cli_export
 from flows.options import Arguments, Home, Json, Yes
 from flows.output import print_json, print_report, print_table, print_verdict, say
 
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command()(gate)
     app.command()(promote)
     app.command()(rollback)
+    cli_export.register_registry(registry_app)
     app.add_typer(registry_app, name="registry")
 
 
