@@ -85,7 +85,7 @@ slow: install ## the tests that take minutes
 
 real: install vllm-env ## the tests with real weights, and those of vllm in its own environment
 	$(PYTEST) -m "real and not gpu" --ignore tests/real $(ARGS)
-	$(VLLM_BIN)/python -m pytest -m "real and not gpu" tests/real $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -m "real and not gpu" tests/real $(ARGS)
 
 gpu: install ## the tests that need an accelerator, and the figures that only one can show
 	$(PYTEST) -m gpu $(ARGS)

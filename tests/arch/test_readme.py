@@ -106,6 +106,14 @@ def test_the_make_targets_exist() -> None:
     assert targets <= set(re.findall(r"^([a-z-]+):", makefile, flags=re.M))
 
 
+def test_every_variable_of_the_makefile_is_set_in_it() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    used = set(re.findall(r"\$\(([A-Z_]+)\)", makefile)) - {"MAKEFILE_LIST"}
+    known = set(re.findall(r"^([A-Z_]+) *[?:]?=", makefile, flags=re.M))
+    assert {"PYTEST", "VLLM_VENV"} <= used
+    assert used <= known
+
+
 def test_the_extras_and_files_that_are_named_exist() -> None:
     extras = set(project()["project"]["optional-dependencies"])
     named = {
