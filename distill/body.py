@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,3 +91,15 @@ def require_known_head(model: Any) -> None:
             f"the logits of {type(causal_lm(model)).__name__} differ from its output layer by up "
             f"to {gap:.3g}: the model scales them in a way that is not supported"
         )
+
+
+@contextmanager
+def kept_modes(model: Any) -> Iterator[None]:
+    """Modules are afterwards in training or evaluation mode as before: peft puts all of them into
+    evaluation mode when it loads an adapter."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -279,6 +279,17 @@ def gathered(root: nn.Module) -> Iterator[None]:
         for module in modules:
             module.reshard()
             module.set_reshard_after_forward(module is not root, recurse=False)
+            _forget_passes(module)
+
+
+def _forget_passes(module: Any) -> None:
+    """Drop what FSDP noted of forward passes that no backward pass follows: it would gather layers
+    ahead in that order, and each process made passes of its own, so that they would wait for ever
+    for different layers. There is no public call for it."""
+    state = module._get_fsdp_state()
+    state._comm_ctx.post_forward_order.clear()
+    for part in state._fsdp_param_groups:
+        part._post_forward_indices.clear()
 
 
 def skeleton(model: Any) -> Any:

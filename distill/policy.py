@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from distill import parallel
 from distill.batch import Batch, TokenScores
-from distill.body import head_of, hidden_states, layers_of
+from distill.body import head_of, hidden_states, kept_modes, layers_of
 from distill.cuts import cuts, pad_views
 from distill.divergence import Candidates, Divergence, DivergenceSpec
 from distill.errors import ConfigError, TeacherError
@@ -106,7 +106,8 @@ class Policy:
                 f"an adapter teacher needs a student that is trained as an adapter of the same "
                 f'base, but model.kind is {self.kind!r}; set model.kind = "adapter"'
             )
-        self.model.load_adapter(str(path), adapter_name=name, is_trainable=False)
+        with kept_modes(self.model):
+            self.model.load_adapter(str(path), adapter_name=name, is_trainable=False)
         self.model.set_adapter(_ADAPTER)
         return f"adapter:{name}"
 

@@ -69,10 +69,12 @@ def build_engine(
     every = config.sampling.refresh
     if not every:
         return student_engine(night, config, student)
+    # With overlap the replies of the next step are there already when a step ends.
+    ahead = 2 if config.sampling.overlap else 1
     return RefreshedEngine(
         student.policy,
         make=lambda role: student_engine(night, config, student, role=role),
-        is_due=lambda step: step % every == 0 or sampler.enters_stage(step + 1),
+        is_due=lambda step: step % every == 0 or sampler.enters_stage(step + ahead),
     )
 
 

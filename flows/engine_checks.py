@@ -15,6 +15,7 @@ from distill.objectives.base import Objective
 from flows.compatibility import refill_rounds
 from flows.engines import engine_options, shares_weights
 from flows.teaching import nested, teacher_options
+from flows.together import num_processes
 from teachers.server import ServerTeacherOptions, require_temperature
 
 
@@ -44,8 +45,19 @@ def _asks_a_stock_server(config: Config, options: Any, section: str) -> bool:
 
 def check_overlap(config: Config, sampler: Any, objective: Objective, where: str) -> None:
     """Sampling ahead needs weights that stand still, and draws that this step does not decide."""
+    alone = num_processes() == 1
+    if not alone and config.trainer.offload != "none":
+        raise ConfigError(
+            f"{where}: an optimizer on the CPU works in one process only; set trainer.offload = "
+            '"none", which spreads it over the processes anyway'
+        )
     if not config.sampling.overlap:
         return
+    if not alone:
+        raise ConfigError(
+            f"{where}: sampling.overlap needs the student for itself, which several processes "
+            "share; set sampling.overlap = false, or use one process"
+        )
     copies = bool(config.sampling.refresh) and config.model.kind == "full"
     if shares_weights(engine_options(config)) and not copies:
         raise ConfigError(

@@ -196,3 +196,19 @@ def test_the_same_rows_in_another_order_are_cut_into_the_same_micro_batches():
         list(micro_batches(collate(chosen), 60)) for chosen in (rows, [rows[i] for i in turned])
     )
     assert [m.input_ids.tolist() for m in ours] == [m.input_ids.tolist() for m in theirs]
+
+
+def test_an_adapter_that_is_loaded_later_leaves_recomputed_layers_as_they_are(tmp_path):
+    def adapted() -> Policy:
+        return Policy(
+            new_adapter(make_model(), AdapterSpec(rank=2), seed=1), base="b", kind="adapter"
+        )
+
+    adapted().model.save_pretrained(str(tmp_path))
+    policy = adapted()
+    recompute_layers(policy.model)
+    before = {name: module.training for name, module in policy.model.named_modules()}
+    assert any(before.values())
+    policy.add_adapter("expert", tmp_path)
+    after = {name: module.training for name, module in policy.model.named_modules()}
+    assert {name: after[name] for name in before} == before

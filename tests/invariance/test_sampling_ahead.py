@@ -169,3 +169,16 @@ def test_what_is_kept_for_a_later_step_is_written_once_and_made_by_nobody(tmp_pa
 def test_what_cannot_be_sampled_ahead_is_refused(overrides, words):
     with pytest.raises(ConfigError, match=words):
         wiring.check(load_config(["micro", *OVERLAP, *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [(OVERLAP, "overlap needs the student"), (("trainer.offload=optimizer",), "one process only")],
+)
+def test_what_several_processes_cannot_do_is_refused_before_any_training(
+    overrides, words, monkeypatch
+):
+    wiring.check(load_config(["micro", *overrides]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=words):
+        wiring.check(load_config(["micro", *overrides]))
