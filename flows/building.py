@@ -154,7 +154,7 @@ def _acting_parts(
             picky=recorded.is_recorded(config),
         )
 
-    actor = acting()
+    actor, early = acting(), dict[int, Mapping[str, float]]()
     built = teaching.Surroundings(
         config=config,
         student=student,
@@ -168,13 +168,13 @@ def _acting_parts(
         tasks=actor.tasks,
         rows=_resting(actor.rows, engine),
         engine=engine,
-        ahead=_ahead(acting(), shared["num_steps"]) if config.sampling.overlap else None,
+        ahead=_ahead(acting(), shared["num_steps"], early) if config.sampling.overlap else None,
         publish=lambda step: live_ref(student, step),
         teacher=teacher,
         view=wiring.build_view(config, student.chat, actor.shown_task) if teacher else None,
         step_view=_step_view(config, objective, student, actor.shown_task),
         hindsight=build_hindsight(config, student, actor.task_of, night.locate),
-        told=actor.told,
+        told=lambda step: {**actor.told(step), **early.pop(step, {})},
         closing=_closing(night, stage, config, skills) if config.analyst.name else None,
         leaks=_leak_meter(config, student) if config.view.name != "plain" else None,
         reference=built.reference(),
@@ -199,9 +199,16 @@ def _resting(
     return made
 
 
-def _ahead(actor: _Actor, num_steps: int) -> Ahead:
-    """Samples one step ahead. It remembers its own step, so the actor must be one of its own."""
-    return Ahead(lambda step: actor.rows(actor.tasks(step), step), num_steps=num_steps)
+def _ahead(actor: _Actor, num_steps: int, early: dict[int, Mapping[str, float]]) -> Ahead:
+    """Samples one step ahead. It remembers its own step, so the actor must be one of its own; what
+    it tells of a step goes into `early`."""
+
+    def made(step: int) -> list[Rollout]:
+        rows = actor.rows(actor.tasks(step), step)
+        early[step] = dict(actor.told(step))
+        return rows
+
+    return Ahead(made, num_steps=num_steps)
 
 
 def tasks_at(night: Night, stage: Stage) -> Callable[[int], list[Task]]:
