@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distill.errors import ConfigError
+from distill.errors import ConfigError, DistillError
 from flows.progress import NoProgress
 
 if TYPE_CHECKING:
@@ -49,7 +49,22 @@ def leading() -> Iterator[None]:
 
 
 def follow() -> None:
-    """What the other processes do: train whatever stage the first one trains, until it is done."""
+    """What the other processes do: train whatever stage the first one trains, until it is done.
+
+    DistillError when the first process ended before that.
+    """
+    try:
+        _follow()
+    except RuntimeError as error:
+        if "by peer" not in str(error):  # how gloo and nccl name a connection that is gone
+            raise
+        raise DistillError(
+            "another training process ended, and so does this one; the message of that process "
+            "says why, and --resume goes on from the last checkpoint"
+        ) from error
+
+
+def _follow() -> None:
     from distill import parallel
     from distill.rundir import RunDir
     from flows.night import Night, set_threads

@@ -109,3 +109,19 @@ class Foreign:
 def test_a_value_of_an_unknown_type_is_refused_before_anything_is_sent():
     with pytest.raises(ConfigError, match="a value of type Foreign cannot be handed"):
         told(Foreign())
+
+
+@pytest.mark.parametrize("words", ["Connection closed by peer [x]:1", "something else"])
+def test_a_process_that_is_left_alone_says_so_in_words(words, monkeypatch):
+    from distill import parallel
+    from distill.errors import DistillError
+    from flows import together
+
+    class Gone:
+        def share(self):
+            raise RuntimeError(words)
+
+    monkeypatch.setattr(parallel, "init_from_env", Gone)
+    wanted = DistillError if "peer" in words else RuntimeError
+    with pytest.raises(wanted, match=r"another training process|something else"):
+        together.follow()
