@@ -65,7 +65,7 @@ def check_overlap(config: Config, sampler: Any, objective: Objective, where: str
             f'{config.engine.name!r} shares them; use engine.name = "vllm" or "server", or a copy '
             "of full weights with sampling.refresh = 1"
         )
-    if getattr(engine_options(config), "sleep", False):
+    if getattr(engine_options(config), "sleep", False) is True:
         raise ConfigError(
             f"{where}: with sampling.overlap the engine samples while the trainer works, so it "
             "cannot sleep meanwhile; set engine.sleep = false"

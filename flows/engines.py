@@ -70,7 +70,7 @@ def student_engine(
         _folder(night),
         start=lambda ref: _started(night, config, student, options, ref),
         role=role,
-        sleeps=bool(getattr(options, "sleep", False)),
+        sleeps=getattr(options, "sleep", False) is True,  # an engine of one's own has a method
     )
 
 

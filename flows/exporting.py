@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from distill.config import Config
-from distill.engines.publishing import make_probe
+from distill.engines.publishing import make_probe, mean_change
 from distill.errors import CheckpointError
 from distill.policy import Policy
 from distill.rundir import staged_dir
@@ -37,12 +37,7 @@ def export(night: Night, config: Config, weights: Path, out: Path, *, dtype: Dty
         model = model.merge_and_unload(safe_merge=True)
     model = model.to(getattr(torch, dtype))
     after = make_probe(Policy(model, base=policy.base, trainable=False), num_ids=num_ids)
-    gaps = [
-        abs(a - b)
-        for old, new in zip(before.logprobs, after.logprobs, strict=True)
-        for a, b in zip(old, new, strict=True)
-    ]
-    gap = sum(gaps) / len(gaps)
+    gap = mean_change(before.logprobs, after.logprobs)
     if not gap <= ROUNDING[dtype]:
         raise CheckpointError(
             f"the merged weights of {weights} differ from the adapter's by {gap:.3g} nats per "

@@ -84,8 +84,8 @@ class Arrivals:
         gap = probe.require(found, tolerance=tolerance, engine=engine)
         rows = [list(row) for row in found]
         if self._probe is not None and self._found is not None:
-            moved = _mean_change(self._probe.logprobs, probe.logprobs)
-            answered = _mean_change(self._found, rows)
+            moved = mean_change(self._probe.logprobs, probe.logprobs)
+            answered = mean_change(self._found, rows)
             if moved > tolerance * NOTICEABLE and answered < moved * NOTICEABLE:
                 raise EngineError(
                     f"{engine} answers as it did before the weights were sent (change "
@@ -96,7 +96,8 @@ class Arrivals:
         return gap
 
 
-def _mean_change(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> float:
+def mean_change(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> float:
+    """Mean difference between two models' answers to a probe, in nats per token."""
     pairs = [abs(a - b) for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=True)]
     return math.fsum(pairs) / len(pairs)
 
